@@ -1,0 +1,58 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+#   PYTHON=python3.12 make env    the machine's own Python, if it is not python3
+#   MINATO_CACHE=DIR make env     where both environments lie (default: the user's cache folder)
+#   PYTEST_ARGS='-k order -x' make test
+#   BENCH_ARGS='P1 P4' make bench
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+FREE := .venv/bin/python
+GIL := .venv-gil/bin/python
+# Chosen by the shell when a recipe runs, for `env` may only just have made the links.
+BEST = $$(if [ -x $(FREE) ]; then echo $(FREE); else echo $(GIL); fi)
+TOOLS = $$(if [ -x $(GIL) ]; then echo $(GIL); else echo $(FREE); fi)
+CODE = $(wildcard minato_async benchmarks tools)
+
+.PHONY: help env demo test bench lint types format clean
+
+help:
+	@echo "make demo    train on real photos, with torch's DataLoader and with MinatoLoader"
+	@echo "make test    the tests, on free-threaded Python and on the machine's own"
+	@echo "make bench   the figures to reach, each measured against its peers"
+	@echo "make env     only the set-up: .venv (free-threaded) and .venv-gil"
+	@echo "make lint | types | format | clean"
+
+env:
+	@$(PYTHON) tools/make_env.py
+
+demo: env
+	@[ -x $(FREE) ] || echo "demo: no free-threaded Python here, so this runs with the GIL"
+	@exec $(BEST) -m minato_async.cli demo
+
+test: env
+	@for python in $(FREE) $(GIL); do \
+		if [ -x $$python ]; then \
+			echo "test: $$($$python -VV) ($$python)"; \
+			$$python -m pytest tests $(PYTEST_ARGS) || exit; \
+		fi; \
+	done
+
+bench: env
+	@exec $(BEST) -m benchmarks $(BENCH_ARGS)
+
+lint: env
+	@$(TOOLS) -m ruff check .
+	@$(TOOLS) -m ruff format --check .
+
+types: env
+	@$(TOOLS) -m mypy --strict $(CODE)
+
+format: env
+	@$(TOOLS) -m ruff check --fix .
+	@$(TOOLS) -m ruff format .
+
+clean:
+	rm -rf .venv .venv-gil build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
