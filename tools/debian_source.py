@@ -133,8 +133,8 @@ def _download(cache: Cache, work: Path, mirrors: list[str], keyring: Path) -> Pa
             )
             return next(work.glob(f"{PACKAGE}_*.orig.tar.xz"))
         except (SetupError, StopIteration) as error:
-            errors.append(str(error) or "no upstream tarball")
-    raise SetupError("Python's source could not be downloaded\n" + "\n".join(errors))
+            errors.append(getattr(error, "details", "no upstream tarball in the package"))
+    raise SetupError("Python's source could not be downloaded", "\n".join(errors))
 
 
 def _apt_configuration(work: Path, mirror: str, keyring: Path) -> Path:

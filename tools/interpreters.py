@@ -99,10 +99,12 @@ def _on_path(names: Iterable[str]) -> list[str]:
 def _known_to_uv() -> list[str]:
     """The free-threaded interpreters that uv has installed already."""
     uv = shutil.which("uv")
+    # Only uv's own: the others are on the path, and a broken one there would end uv's search.
+    own = ("--python-preference=only-managed", "--no-python-downloads", "--system")
     answers: list[str] = []
     for wanted in ("3.13t", "3.14t") if uv else ():
         answer = subprocess.run(
-            [str(uv), "python", "find", "--no-python-downloads", "--no-project", wanted],
+            [str(uv), "python", "find", *own, wanted],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -124,8 +126,8 @@ def _from_uv(cache: Cache) -> Interpreter | None:
             "uv python install 3.13t", [uv, "python", "install", "3.13t"], env=hurry, timeout=300
         )
     except SetupError as error:
-        reason = [line for line in str(error).splitlines() if not line.startswith("(")][-1]
-        say(f"env: uv could not install one ({reason.strip()})")
+        reason = error.details.rpartition("\n")[2].strip()
+        say(f"env: uv could not install one ({reason})")
         return None
     return _first_free_threaded(_known_to_uv())
 

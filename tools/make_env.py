@@ -194,10 +194,17 @@ def prepare(cache: Cache) -> None:
         if own is None:
             raise
         link(".venv", None)
+        say_details(error)
         say(f"env: no free-threaded Python here, only .venv-gil: {error}")
         return
     link(".venv", make_environment(cache, free, requirements_for(free, lint=own is None)))
     say(f"env: .venv: Python {free.name}, free-threaded")
+
+
+def say_details(error: SetupError) -> None:
+    """Show the end of the failed command's log, set off from our own lines."""
+    for line in error.details.splitlines():
+        say(f"  | {line}")
 
 
 def _exit_on_terminate(number: int, frame: object) -> None:
@@ -214,6 +221,7 @@ def main() -> int:
         with cache.locked():
             prepare(cache)
     except SetupError as error:
+        say_details(error)
         say(f"env: {error}")
         return 1
     except KeyboardInterrupt:

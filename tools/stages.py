@@ -19,7 +19,11 @@ MARKER = ".complete"
 
 
 class SetupError(Exception):
-    """A set-up step failed; the message is what the user reads."""
+    """A set-up step failed: one line for the user, and perhaps the end of a log."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 def say(text: str) -> None:
@@ -110,9 +114,7 @@ class Cache:
                     process.wait()
         seconds = time.monotonic() - started
         if code != 0:
-            raise SetupError(
-                f"{title}: failed after {seconds:.0f} s\n{_tail(log)}\n(whole log: {log})"
-            )
+            raise SetupError(f"{title}: failed after {seconds:.0f} s, see {log}", _tail(log))
         say(f"env: {title}: {seconds:.1f} s")
 
 
@@ -128,7 +130,7 @@ def _wait_aloud(
             seconds = time.monotonic() - started
             if timeout is not None and seconds >= timeout:
                 return 124
-            say(f"env:   ... {seconds:.0f} s, at: {_tail(log, 1)[:100]}")
+            say(f"env:   ... {seconds:.0f} s, at: {_tail(log, 1)[-70:].strip()}")
 
 
 def _tail(log: Path, lines: int = TAIL_LINES) -> str:
