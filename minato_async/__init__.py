@@ -1,0 +1,9 @@
+"""A drop-in replacement for torch's DataLoader that never lets a slow sample hold up a batch."""
+
+from minato_async.checkpoint import SampleCancelled
+from minato_async.loader import MinatoLoader
+
+DataLoader = MinatoLoader
+
+__version__ = "0.1.0"
+__all__ = ["DataLoader", "MinatoLoader", "SampleCancelled"]

@@ -1,0 +1,173 @@
+"""Collation: torch's default collate, with large tensors written straight into the batch.
+
+The last worker of a batch would otherwise copy all of it while the consumer waits. Written row by
+row, the copying is shared out among the workers, and a finished sample's own memory is free at
+once. Only large, plain CPU tensors gain by it; everything else goes through torch's collate, and
+what comes out is the same either way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+#: Bytes above which copying a tensor alone costs less than having one worker copy the batch.
+#: Measured by `python -m benchmarks rows`.
+LARGE = 128 * 1024
+
+_NUMERIC = "biuf"
+
+
+class RowLeaf:
+    """Stands for a tensor that was written into its row of a batch."""
+
+    __slots__ = ("leaf", "row")
+
+    def __init__(self, leaf: _Leaf, row: int) -> None:
+        self.leaf = leaf
+        self.row = row
+
+    def tensor(self) -> torch.Tensor:
+        return self.leaf.buffer[self.row]
+
+
+class _Leaf:
+    """The rows of one tensor of the sample's structure."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+
+
+def _collate_row_leaves(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    buffer: torch.Tensor = batch[0].leaf.buffer
+    return buffer
+
+
+_COLLATE_MAP: dict[Any, Callable[..., Any]] = {
+    RowLeaf: _collate_row_leaves,
+    **default_collate_fn_map,
+}
+
+
+class DefaultRowWriter:
+    """Writes the large tensors of samples whose batch `default_collate` would make."""
+
+    def pays(self, sample: Any) -> bool:
+        """Whether `sample` is, or directly contains, a large plain CPU tensor or array."""
+        if type(sample) in (tuple, list):
+            return any(map(_is_large, sample))
+        if type(sample) is dict:
+            return any(map(_is_large, sample.values()))
+        return _is_large(sample)
+
+    def rows(self, size: int) -> DefaultRows:
+        return DefaultRows(size)
+
+
+class DefaultRows:
+    """One batch's tensors, made on the model of the first sample that is written.
+
+    Different rows may be written from different threads at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # Guards `_leaves`, so that two first samples do not make a tensor each.
+        self._lock = threading.Lock()
+        self._leaves: dict[Any, _Leaf] = {}
+        self._written = 0
+
+    def write(self, row: int, sample: Any) -> Any:
+        """Copy the large tensors of `sample` into `row`; returns the sample with a `RowLeaf` in
+        the place of each. A tensor that does not fit the others' shape or dtype stays itself."""
+        if type(sample) in (tuple, list):
+            return type(sample)([self._write(row, key, part) for key, part in enumerate(sample)])
+        if type(sample) is dict:
+            return {key: self._write(row, key, part) for key, part in sample.items()}
+        return self._write(row, None, sample)
+
+    def _write(self, row: int, key: Any, part: Any) -> Any:
+        if not _is_large(part):
+            return part
+        tensor = part if isinstance(part, torch.Tensor) else torch.as_tensor(part)
+        with self._lock:
+            leaf = self._leaves.get(key)
+            if leaf is None:
+                buffer = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype)
+                leaf = self._leaves[key] = _Leaf(buffer)
+        if leaf.buffer.dtype != tensor.dtype or leaf.buffer.shape[1:] != tensor.shape:
+            return part
+        leaf.buffer[row].copy_(tensor)
+        return RowLeaf(leaf, row)
+
+    def collate(self, samples: list[Any]) -> Any:
+        """The batch. Where some sample is unlike the others, torch's collate decides, over the
+        original values: it may convert them, or raise the error that the user knows."""
+        written = [s if _has_row_leaf(s) else self.write(i, s) for i, s in enumerate(samples)]
+        if self._all_written(written) and len(samples) == self._size:
+            return collate(written, collate_fn_map=_COLLATE_MAP)
+        samples[:] = map(_restore, written)
+        return collate(samples, collate_fn_map=default_collate_fn_map)
+
+    def _all_written(self, samples: list[Any]) -> bool:
+        keys = set(self._leaves)
+        return all(_row_leaf_keys(sample) == keys for sample in samples)
+
+
+def _is_large(value: Any) -> bool:
+    # Exact types: a subclass may mean something else by copying. Plain and contiguous: what
+    # torch.stack makes of other layouts is for torch to decide.
+    if type(value) is torch.Tensor:
+        return (
+            value.nbytes >= LARGE
+            and value.device.type == "cpu"
+            and value.layout is torch.strided
+            and value.is_contiguous()
+            and not value.requires_grad
+            and not value.is_quantized
+            and not value.is_conj()
+            and not value.is_neg()
+        )
+    if type(value) is np.ndarray:
+        return (
+            value.nbytes >= LARGE
+            and value.dtype.kind in _NUMERIC
+            and value.dtype.isnative
+            and value.flags.c_contiguous
+        )
+    return False
+
+
+def _parts(sample: Any) -> dict[Any, Any]:
+    if type(sample) in (tuple, list):
+        return dict(enumerate(sample))
+    if type(sample) is dict:
+        return sample
+    return {None: sample}
+
+
+def _row_leaf_keys(sample: Any) -> set[Any]:
+    return {key for key, part in _parts(sample).items() if type(part) is RowLeaf}
+
+
+def _has_row_leaf(sample: Any) -> bool:
+    return any(type(part) is RowLeaf for part in _parts(sample).values())
+
+
+def _restore(sample: Any) -> Any:
+    if type(sample) in (tuple, list):
+        return type(sample)([_restore_part(part) for part in sample])
+    if type(sample) is dict:
+        return {key: _restore_part(part) for key, part in sample.items()}
+    return _restore_part(sample)
+
+
+def _restore_part(part: Any) -> Any:
+    return part.tensor() if type(part) is RowLeaf else part

@@ -1,0 +1,172 @@
+"""The batch builder: which finished sample becomes which row of which batch.
+
+A sample gets its place the moment it is finished, by the worker that finished it, and the worker
+that fills the last place collates the batch. Neither waits for the event loop: with slow samples
+any other worker would first have to finish what it is running, and the batch with it.
+
+Everything here is plain state: the caller holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+from minato_async.engine.feed import Block
+
+
+class Batch:
+    """Samples on their way to the consumer as one item.
+
+    Its content is set once by the worker that collates it; a batch that cannot be had carries
+    the `failure` to raise in the consumer instead.
+    """
+
+    __slots__ = (
+        "content",
+        "failed_row",
+        "failure",
+        "held",
+        "indices",
+        "lost",
+        "missing",
+        "ready",
+        "rows",
+        "samples",
+        "unit",
+    )
+
+    def __init__(self, size: int, unit: int) -> None:
+        self.unit = unit
+        self.samples: list[Any] = [None] * size
+        #: The index of the sample in each row, for error messages.
+        self.indices: list[Any] = [None] * size
+        self.missing = size
+        #: Rows whose samples keep a place in the window until the batch is delivered.
+        self.held = 0
+        #: Where large samples are written in place; made by the first one that pays.
+        self.rows: Any = None
+        self.failure: BaseException | None = None
+        self.failed_row = size
+        #: One of its samples failed: the others are dropped as they come.
+        self.lost = False
+        self.content: Any = None
+        self.ready = False
+
+    @property
+    def size(self) -> int:
+        return len(self.samples)
+
+    def put(self, row: int, sample: Any) -> None:
+        self.samples[row] = sample
+        self.missing -= 1
+        self.held += 1
+
+    def take_content(self) -> Any:
+        """The content, which the batch does not keep: it is the consumer's to free."""
+        content, self.content = self.content, None
+        return content
+
+    def forget_samples(self) -> None:
+        self.samples = [None] * self.size
+        self.rows = None
+        self.held = 0
+
+    def shorten(self) -> None:
+        """Give up the places that nothing will fill, all of them at the end."""
+        filled = self.size - self.missing
+        del self.samples[filled:], self.indices[filled:]
+        self.missing = 0
+
+
+class BatchBuilder(Protocol):
+    """Decides the composition of batches."""
+
+    def expect(self, block: Block) -> Batch | None:
+        """A batch was drawn; returned if its turn among the batches is thereby fixed."""
+
+    def place(self, block: Block, row: int) -> tuple[Batch, int]:
+        """The place of a finished sample: a batch and the row in it."""
+
+    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+        """A sample failed: the batch that is lost by it, which carries the failure."""
+
+    def reportable(self, block: Block, batch: Batch) -> bool:
+        """Whether the failure that a lost batch carries is final."""
+
+    def unfinished(self) -> Batch | None:
+        """Called once every drawn ticket is settled: the batch that will get no fuller."""
+
+
+class AsDrawn:
+    """Batches are those that the sampler drew, row for row."""
+
+    def expect(self, block: Block) -> Batch | None:
+        block.batch = Batch(len(block.indices), block.unit)
+        block.batch.indices = list(block.indices)
+        return block.batch
+
+    def place(self, block: Block, row: int) -> tuple[Batch, int]:
+        assert block.batch is not None
+        return block.batch, row
+
+    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+        """The whole batch is lost, to the failure of its first bad row, as with torch."""
+        batch = block.batch
+        assert batch is not None
+        if row < batch.failed_row:
+            batch.failed_row, batch.failure = row, error
+        batch.lost = True
+        return batch
+
+    def reportable(self, block: Block, batch: Batch) -> bool:
+        """Every row before the failed one is settled: which failure the consumer sees must not
+        depend on which worker was faster."""
+        return all(block.settled[: batch.failed_row])
+
+    def unfinished(self) -> Batch | None:
+        return None
+
+
+class ReadyFirst:
+    """Batches are made of whatever samples are ready, in the order in which they became so.
+
+    The sizes are those that the sampler drew. No ready sample is ever passed over: each goes
+    into the batch that is being formed when it finishes.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: deque[int] = deque()
+        self._forming: Batch | None = None
+        self._placed = 0
+
+    def expect(self, block: Block) -> Batch | None:
+        self._sizes.append(len(block.indices))
+        return None
+
+    def place(self, block: Block, row: int) -> tuple[Batch, int]:
+        if self._forming is None:
+            self._forming, self._placed = Batch(self._sizes.popleft(), block.unit), 0
+        batch, place = self._forming, self._placed
+        batch.indices[place] = block.indices[row]
+        self._placed += 1
+        if self._placed == batch.size:
+            self._forming = None
+        return batch, place
+
+    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+        """Only the failed sample is lost: its failure comes to the consumer as an item of its
+        own, and the last batch of the epoch is one sample shorter."""
+        batch = Batch(1, block.unit)
+        batch.indices[0] = block.indices[row]
+        batch.failure, batch.lost = error, True
+        return batch
+
+    def reportable(self, block: Block, batch: Batch) -> bool:
+        return True
+
+    def unfinished(self) -> Batch | None:
+        batch, self._forming = self._forming, None
+        if batch is not None:
+            batch.shorten()
+        return batch

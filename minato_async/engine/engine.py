@@ -1,0 +1,197 @@
+"""The engine: one event loop, one executor, and the epoch that they are working on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+from minato_async import shutdown
+from minato_async.engine.batches import Batch
+from minato_async.engine.epoch import Epoch, Order
+from minato_async.engine.event_loop import EventLoopThread
+from minato_async.engine.jobs import ClaimJob
+from minato_async.engine.recipe import Recipe
+from minato_async.executors.base import Executor, Job, JobSource, Worker
+
+#: Makes an executor, given where its workers find jobs and what to call when all have ended.
+ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
+
+
+class Engine:
+    """Loads one epoch after another until it is closed.
+
+    Its threads hold the engine, and the engine holds nothing of its user: not the loader and not
+    the iterator. So both are collected when the user drops them, and closing follows.
+    """
+
+    def __init__(self, executor_factory: ExecutorFactory, num_workers: int) -> None:
+        # Guards all that epochs hold and the fields below. Held for microseconds, never while
+        # user code runs.
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._idle = 0
+        self._epoch: Epoch | None = None
+        self._recipe: Recipe | None = None
+        self._broken: BaseException | None = None
+        self._closed = False
+
+        self._num_workers = num_workers
+        self._pid = os.getpid()
+        self._executor = executor_factory(self, self._all_workers_ended)
+        self._workers_ended = asyncio.Event()
+        self._loop = EventLoopThread("minato-loop", self._main)
+        shutdown.register(self)
+        try:
+            self._loop.start()
+        except RuntimeError:
+            shutdown.forget(self)
+            raise
+
+    # Life
+
+    async def _main(self, stop: asyncio.Event) -> None:
+        """Runs on the event loop, from the first epoch to the last worker's end."""
+        try:
+            self._executor.resize(self._num_workers)
+            await stop.wait()
+        except BaseException as error:
+            self._break(error)
+        finally:
+            self._abandon_epoch(closed=True)
+            self._executor.close()
+            await self._workers_ended.wait()
+            # The last worker has called back, from its last line: its thread is all but gone.
+            self._executor.join()
+            shutdown.forget(self)
+
+    def _all_workers_ended(self) -> None:
+        self._loop.call_soon(self._workers_ended.set)
+
+    def close_soon(self) -> None:
+        """Ask for the end, without waiting and without taking a lock: finalizers may call it."""
+        # In a forked child there is no thread to ask, and the loop's descriptors are the parent's.
+        if os.getpid() == self._pid:
+            self._loop.stop_soon()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds for every thread to end; True if all have."""
+        return self._loop.join(timeout)
+
+    def interrupt(self) -> None:
+        self._executor.interrupt()
+
+    @property
+    def executor(self) -> Executor:
+        return self._executor
+
+    # Epochs, for the consumer
+
+    def begin(self, recipe: Recipe, order: Order, window: int | None) -> Epoch:
+        """Start an epoch; what is left of the one before is dropped."""
+        self._abandon_epoch()
+        epoch = Epoch(self._lock, order, window)
+        with self._lock:
+            self._epoch, self._recipe = epoch, recipe
+        return epoch
+
+    def _abandon_epoch(self, closed: bool = False) -> None:
+        with self._lock:
+            self._closed = self._closed or closed
+            if self._epoch is not None:
+                self._epoch.abandon()
+                self._epoch = self._recipe = None
+            self._work.notify_all()
+
+    def draw(self, epoch: Epoch, indices: list[object], unit: int) -> None:
+        """Add one drawn batch to `epoch`."""
+        with self._lock:
+            epoch.draw(indices, unit)
+            self._wake_workers(len(indices))
+
+    def end_draw(self, epoch: Epoch, error: BaseException | None = None) -> None:
+        """No more will be drawn for `epoch`; `error` is what the sampler raised, if it did."""
+        with self._lock:
+            epoch.end_draw(error)
+            self._wake_workers(1)
+
+    def next_batch(self, epoch: Epoch) -> Batch | None:
+        """Wait for the next batch; None at the end of the epoch."""
+        self._check_process()
+        with self._lock:
+            while (batch := self._pop(epoch)) is None and not self._ended(epoch):
+                epoch.delivery.wait()
+            return batch
+
+    async def next_batch_async(self, epoch: Epoch) -> Batch | None:
+        """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
+        code that cannot be cancelled: so a cancelled call loses none."""
+        self._check_process()
+        while True:
+            with self._lock:
+                batch = self._pop(epoch)
+                if batch is not None or self._ended(epoch):
+                    return batch
+                waiter = epoch.delivery.add_async_waiter()
+            await waiter
+
+    def _pop(self, epoch: Epoch) -> Batch | None:
+        if self._broken is not None:
+            raise RuntimeError("the loader's engine has failed") from self._broken
+        batch = epoch.pop()
+        if batch is not None:
+            self._wake_workers(batch.size)
+            if epoch.finished:
+                epoch.delivery.wake()  # other consumers wait for a batch that will not come
+        return batch
+
+    def _ended(self, epoch: Epoch) -> bool:
+        return epoch.abandoned or epoch.finished
+
+    def _check_process(self) -> None:
+        # Before any lock: a thread of the parent may have held it at the fork.
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this iterator belongs to the parent process, whose threads a fork does not copy: "
+                "call iter() on the loader in this process"
+            )
+
+    # Jobs, for workers
+
+    def take(self, worker: Worker) -> Job | None:
+        with self._lock:
+            while not (self._closed or worker.retiring):
+                epoch, recipe = self._epoch, self._recipe
+                if epoch is not None and recipe is not None:
+                    claim = epoch.claim()
+                    if claim is not None:
+                        return ClaimJob(claim, epoch, recipe, self._lock)
+                    del claim
+                # An idle worker must not keep a dataset alive between two epochs.
+                del epoch, recipe
+                self._idle += 1
+                try:
+                    self._work.wait()
+                finally:
+                    self._idle -= 1
+            return None
+
+    def wake(self) -> None:
+        with self._lock:
+            self._work.notify_all()
+
+    def _wake_workers(self, tickets: int) -> None:
+        if self._idle:
+            self._work.notify(tickets)
+
+    def worker_failed(self, worker: Worker, error: BaseException) -> None:
+        """A bug, or a thread that could not start: the consumer must hear of it, not wait."""
+        error.add_note(f"minato_async: in {worker.name}")
+        self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        with self._lock:
+            self._broken = self._broken or error
+            if self._epoch is not None:
+                self._epoch.delivery.wake()

@@ -1,0 +1,225 @@
+"""One pass over the sampler: feed, batch builder and delivery joined, as plain state.
+
+Nothing here waits or runs user code; the caller of every method holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minato_async.engine.batches import AsDrawn, Batch, BatchBuilder, ReadyFirst
+from minato_async.engine.claim_size import ClaimSize
+from minato_async.engine.delivery import Delivery
+from minato_async.engine.feed import Block, Claim, Feed
+
+
+@dataclass(frozen=True)
+class Order:
+    """How an epoch's batches are composed and delivered."""
+
+    #: Batches are those that the sampler drew; otherwise made of whatever samples are ready.
+    as_drawn: bool
+    #: Batches are delivered in the order in which they were drawn; otherwise as they complete.
+    by_position: bool
+    #: A batch that cannot be filled is dropped rather than delivered short.
+    drop_last: bool = False
+
+
+class Failure:
+    """The outcome of a ticket whose sample could not be had."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Epoch:
+    """The state of one epoch: every ticket drawn, claimed, settled, batched and delivered once.
+
+    `window` bounds the samples claimed and not yet delivered; None: whatever is drawn.
+    """
+
+    def __init__(self, lock: threading.Lock, order: Order, window: int | None) -> None:
+        self._order = order
+        self.feed = Feed(sys.maxsize if window is None else window)
+        self.delivery = Delivery(lock, order.by_position)
+        self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
+        self._claim_size = ClaimSize()
+        #: Claims of several tickets that are being worked on: idle workers may help.
+        self._shareable: set[Claim] = set()
+        #: Tickets drawn that have not filled their place yet.
+        self._unfilled = 0
+        #: Batches that the end of the epoch completed, for the next idle worker to collate.
+        self._left_over: list[Batch] = []
+        self._batches_ahead = 0
+        self._batch_size = 1
+        #: Raised in the consumer once everything drawn before it is delivered.
+        self._draw_error: BaseException | None = None
+        #: Nobody will ask for more: late outcomes are dropped.
+        self.abandoned = False
+
+    # What the consumer does
+
+    def draw(self, indices: Sequence[Any], unit: int = 1) -> None:
+        """Add the tickets of one drawn batch."""
+        block = self.feed.add(indices, unit)
+        self._unfilled += len(indices)
+        self._batches_ahead += 1
+        self._batch_size = max(self._batch_size, len(indices))
+        if (batch := self._builder.expect(block)) is not None:
+            self.delivery.expect(batch)
+
+    def end_draw(self, error: BaseException | None = None) -> None:
+        """The sampler has no more, or raised `error`."""
+        self.feed.drawn_all = True
+        self._draw_error = error
+        self._left_over += self._complete_last()
+        self.delivery.wake()
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches drawn and not delivered."""
+        if self._order.as_drawn:
+            return self._batches_ahead
+        # Failed samples are items of their own here, so what is ahead is told by the samples.
+        return -(-self.feed.outstanding // self._batch_size)
+
+    def pop(self) -> Batch | None:
+        """The next batch to deliver, or None if it is not ready."""
+        batch = self.delivery.pop()
+        if batch is not None:
+            self._batches_ahead -= 1
+            self.feed.leave_window(batch.held * batch.unit)
+            self.feed.account_for(batch.size * batch.unit)
+        return batch
+
+    @property
+    def finished(self) -> bool:
+        """Everything that was drawn is delivered, and there is no more to draw."""
+        return self.abandoned or (self.feed.drawn_all and not self.feed.outstanding)
+
+    def take_draw_error(self) -> BaseException | None:
+        error, self._draw_error = self._draw_error, None
+        return error
+
+    # What workers do
+
+    def claim(self) -> Claim | None:
+        """Tickets for an idle worker: from the feed, else half of those that another worker has
+        claimed and not started."""
+        if self._left_over:
+            completed, self._left_over = self._left_over, []
+            return Claim(Block(0, (), 1), (), completed)
+        claim = self.feed.claim(self._claim_size.next()) or self._share()
+        if claim is not None and claim.size > 1:
+            self._shareable.add(claim)
+        return claim
+
+    def _share(self) -> Claim | None:
+        for claim in self._shareable:
+            rows = []
+            for _ in range((len(claim.rows) + 1) // 2):
+                try:
+                    rows.append(claim.rows.pop())
+                except IndexError:  # its owner was faster
+                    break
+            if rows:
+                # The owner may be stuck in a slow sample: do not let finished ones wait for it.
+                return Claim(claim.block, reversed(rows), self.settle(claim))
+        return None
+
+    def close_claim(self, claim: Claim, tickets: int, seconds: float) -> None:
+        """Its worker is through with `claim`, having run `tickets` of it in `seconds`."""
+        self._shareable.discard(claim)
+        self._claim_size.observe(tickets, seconds)
+
+    def settle(self, claim: Claim) -> list[Batch]:
+        """Record the outcomes of `claim` so far; returns the batches that they complete."""
+        block = claim.block
+        completed: list[Batch] = []
+        while claim.outcomes:
+            row, outcome = claim.outcomes.popleft()
+            if self._decide(block, row):
+                if type(outcome) is Failure:
+                    self._fail(block, row, outcome.error)
+                else:
+                    batch, place = self._builder.place(block, row)
+                    self._fill(block, batch, place, outcome, completed)
+        if not block.indices and block.batch is not None:
+            completed.append(block.batch)
+        return completed + self._complete_last()
+
+    def place(self, block: Block, row: int) -> tuple[Batch, int] | None:
+        """Decide a finished ticket and give its sample a place to be written to; None: the
+        result came too late. `fill` must follow."""
+        return self._builder.place(block, row) if self._decide(block, row) else None
+
+    def fill(self, block: Block, batch: Batch, place: int, sample: Any) -> list[Batch]:
+        """The sample placed there has been written; returns the batches that it completes."""
+        completed: list[Batch] = []
+        self._fill(block, batch, place, sample, completed)
+        return completed + self._complete_last()
+
+    def _decide(self, block: Block, row: int) -> bool:
+        if block.settled[row] or self.abandoned:
+            return False
+        block.settled[row] = 1
+        return True
+
+    def _fill(
+        self, block: Block, batch: Batch, place: int, sample: Any, completed: list[Batch]
+    ) -> None:
+        self._unfilled -= 1
+        if batch.lost:
+            self.feed.leave_window(block.unit)
+            self._report(block, batch)
+            return
+        batch.put(place, sample)
+        if not batch.missing:
+            completed.append(batch)
+
+    def _fail(self, block: Block, row: int, error: BaseException) -> None:
+        self._unfilled -= 1
+        batch = self._builder.fail(block, row, error)
+        # What was finished of a lost batch is not kept: neither its memory nor its places.
+        self.feed.leave_window((batch.held + 1) * block.unit)
+        batch.forget_samples()
+        self._report(block, batch)
+
+    def _report(self, block: Block, batch: Batch) -> None:
+        if not batch.ready and self._builder.reportable(block, batch):
+            self.delivery.put(batch)
+
+    def _complete_last(self) -> list[Batch]:
+        if not self.feed.drawn_all or self._unfilled:
+            return []
+        batch = self._builder.unfinished()
+        if batch is None:
+            return []
+        if self._order.drop_last:
+            self.feed.leave_window(batch.held * batch.unit)
+            self.feed.account_for(batch.size * batch.unit)
+            self.delivery.wake()
+            return []
+        return [batch]
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        """A worker has collated `batch`, or failed to."""
+        batch.content, batch.failure = content, failure
+        batch.samples, batch.rows = [None] * batch.size, None
+        if not self.abandoned:
+            self.delivery.put(batch)
+
+    def abandon(self) -> None:
+        """The consumer will not come back: forget what is loaded, wake whoever waits."""
+        self.abandoned = True
+        self._shareable.clear()
+        self._left_over.clear()
+        self.feed.clear()
+        self.delivery.clear()
+        self.delivery.wake()

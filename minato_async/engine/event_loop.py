@@ -1,0 +1,67 @@
+"""The engine's event loop, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+try:
+    from uvloop import new_event_loop
+except ImportError:  # not built for every platform; asyncio's own loop does the same, slower
+    from asyncio import new_event_loop
+
+
+class EventLoopThread:
+    """Runs one coroutine function on an event loop of its own until it is asked to stop.
+
+    `main(stop)` must return soon after the event `stop` is set. It runs in this thread and not
+    in the consumer's loop: a training step that blocks the consumer must not stall loading.
+    """
+
+    def __init__(self, name: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+        self._main = main
+        self._loop = new_event_loop()
+        self._stop = asyncio.Event()
+        # One-shot flags, as bare locks: `stop_soon` runs inside finalizers, which the collector
+        # may start in any thread at any allocation. A finalizer must not block on a lock that
+        # the very thread it interrupted may hold, and these two are only ever try-acquired
+        # (`_stop_asked`) and released (`_stop_sent`) there.
+        self._stop_asked = threading.Lock()
+        self._stop_sent = threading.Lock()
+        self._stop_sent.acquire()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError while the interpreter shuts down."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._loop.close()
+            raise
+
+    def stop_soon(self) -> None:
+        """Ask `main` to end, without waiting. Any thread, any number of times, finalizers too."""
+        if self._stop_asked.acquire(blocking=False):
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._stop_sent.release()
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run `callback` on the loop. The caller must know that `main` has not returned yet."""
+        self._loop.call_soon_threadsafe(callback)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds for the thread to end; True if it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._main(self._stop))
+        finally:
+            # The loop may only be closed once no other thread is inside call_soon_threadsafe:
+            # closing under it frees what it writes to.
+            if not self._stop_asked.acquire(blocking=False):
+                self._stop_sent.acquire()
+            self._loop.close()

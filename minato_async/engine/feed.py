@@ -1,0 +1,119 @@
+"""The feed: tickets drawn from the sampler and not yet claimed by a worker.
+
+Everything here is plain state: the caller holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minato_async.engine.batches import Batch
+
+
+class Block:
+    """The tickets of one batch as the sampler drew it, one a row.
+
+    The ticket of row r is the sample `indices[r]` at position `first + r` of the epoch. A ticket
+    is a row of its block and no object of its own: drawing one costs next to nothing.
+    """
+
+    __slots__ = ("batch", "first", "indices", "next_row", "settled", "unit")
+
+    def __init__(self, first: int, indices: Sequence[Any], unit: int) -> None:
+        self.first = first
+        self.indices = indices
+        #: Samples a ticket stands for: 1, or a whole batch for a dataset with `__getitems__`.
+        self.unit = unit
+        self.next_row = 0
+        #: One byte a ticket, set when its outcome is decided. Setting it, under the engine's
+        #: lock, is the one state change that makes a ticket count (contract C1).
+        self.settled = bytearray(len(indices))
+        #: The batch these rows belong to; None when ready samples form batches (any order).
+        self.batch: Batch | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices) * self.unit
+
+
+class Claim:
+    """Tickets of one block that one worker has taken, and their outcomes so far.
+
+    Both queues are deques, whose `popleft`, `pop` and `append` are documented to be safe between
+    threads: the owner takes rows from the left while an idle worker may take them from the right.
+    """
+
+    __slots__ = ("block", "completed", "outcomes", "rows", "size")
+
+    def __init__(self, block: Block, rows: Iterable[int], completed: Sequence[Batch] = ()) -> None:
+        self.block = block
+        #: Tickets not started yet.
+        self.rows: deque[int] = deque(rows)
+        self.size = len(self.rows)
+        #: Batches that need collating and whose last sample came from no worker that could.
+        self.completed = completed
+        #: (row, sample or Failure) of finished tickets that are not settled yet.
+        self.outcomes: deque[tuple[int, Any]] = deque()
+
+
+class Feed:
+    """Unclaimed tickets, in drawing order, and the window that bounds what is claimed.
+
+    `window` is the number of samples that may be claimed and not yet delivered. A block larger
+    than the window is admitted alone, or its batch could never be complete.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._blocks: deque[Block] = deque()
+        self._position = 0
+        #: Samples claimed, and neither delivered nor lost.
+        self.in_window = 0
+        #: Samples drawn, and neither delivered nor lost.
+        self.outstanding = 0
+        #: The sampler has no more.
+        self.drawn_all = False
+
+    def add(self, indices: Sequence[Any], unit: int) -> Block:
+        """Append the tickets of one drawn batch."""
+        block = Block(self._position, indices, unit)
+        self._position += block.samples
+        self.outstanding += block.samples
+        self._blocks.append(block)
+        return block
+
+    def claim(self, most: int) -> Claim | None:
+        """Take up to `most` tickets of the oldest block that has any; None: there are none, or
+        the window is full. An empty block (an empty batch) gives one empty claim."""
+        while self._blocks:
+            block = self._blocks[0]
+            if block.batch is not None and block.batch.lost:
+                # Its batch is lost already: do not load the rest of it.
+                self._blocks.popleft()
+                continue
+            left = len(block.indices) - block.next_row
+            room = (max(self._window, block.samples) - self.in_window) // block.unit
+            count = min(most, left, room)
+            if count <= 0 and left:
+                return None
+            start = block.next_row
+            block.next_row += count
+            self.in_window += count * block.unit
+            if count == left:
+                self._blocks.popleft()
+            return Claim(block, range(start, start + count))
+        return None
+
+    def leave_window(self, samples: int) -> None:
+        """`samples` that were claimed need their place no more."""
+        self.in_window -= samples
+
+    def account_for(self, samples: int) -> None:
+        """`samples` that were drawn are delivered, lost or dropped."""
+        self.outstanding -= samples
+
+    def clear(self) -> None:
+        self._blocks.clear()

@@ -1,0 +1,70 @@
+"""Errors of user code, on their way to the consumer with a note of where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+#: A batch may hold thousands of samples; a message that lists them all helps nobody.
+_LISTED = 8
+
+
+def name_sample(error: BaseException, index: Any, step: str, worker: str) -> BaseException:
+    """`error` with a note naming the sample. The message itself stays as the user wrote it.
+
+    A `StopIteration` becomes the cause of a `RuntimeError`: raised from `next()` it would end
+    the epoch without a word.
+    """
+    if isinstance(error, StopIteration):
+        stopped, error = error, RuntimeError(f"{step} raised StopIteration")
+        error.__cause__ = stopped
+    _note(error, f"minato_async: sample index {index!r}, step {step}, worker {worker}")
+    return error
+
+
+def name_batch(
+    error: BaseException, indices: Sequence[Any], samples: Sequence[Any], worker: str
+) -> BaseException:
+    """`error`, raised while collating, with a note naming the samples of the batch and, where
+    they differ from the first in shape or type, which one does."""
+    if isinstance(error, StopIteration):
+        stopped, error = error, RuntimeError("collate_fn raised StopIteration")
+        error.__cause__ = stopped
+    listed = ", ".join(repr(index) for index in indices[:_LISTED])
+    more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
+    _note(error, f"minato_async: collating samples with indices [{listed}{more}], worker {worker}")
+    if odd := _odd_one_out(indices, samples):
+        _note(error, f"minato_async: {odd}")
+    return error
+
+
+def _note(error: BaseException, note: str) -> None:
+    # A dataset may raise one exception object over and over: it must not collect notes for ever.
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _odd_one_out(indices: Sequence[Any], samples: Sequence[Any]) -> str | None:
+    if not samples:
+        return None
+    first = describe(samples[0])
+    for index, sample in zip(indices, samples, strict=False):
+        if (other := describe(sample)) != first:
+            return f"sample index {index!r} is {other}, but sample index {indices[0]!r} is {first}"
+    return None
+
+
+def describe(sample: Any) -> str:
+    """The structure of a sample in a few words: types, shapes and dtypes, no values."""
+    if isinstance(sample, torch.Tensor):
+        return f"tensor{tuple(sample.shape)} {str(sample.dtype).removeprefix('torch.')}"
+    if hasattr(sample, "shape") and hasattr(sample, "dtype"):
+        return f"{type(sample).__name__}{tuple(sample.shape)} {sample.dtype}"
+    if isinstance(sample, dict):
+        parts = ", ".join(f"{key!r}: {describe(value)}" for key, value in sample.items())
+        return f"{{{parts}}}"
+    if isinstance(sample, (list, tuple)):
+        return f"{type(sample).__name__}({', '.join(describe(part) for part in sample)})"
+    return type(sample).__name__

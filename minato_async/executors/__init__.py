@@ -1,0 +1,1 @@
+"""Executors: what runs steps. They know workers and jobs, and nothing of batches."""

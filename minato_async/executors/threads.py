@@ -1,0 +1,138 @@
+"""Threads: the executor for interpreters without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+
+from minato_async.checkpoint import SampleCancelled
+from minato_async.executors.base import JobSource
+
+
+class ThreadWorker:
+    """One worker thread and the flag that ends it.
+
+    The thread is a daemon: the interpreter joins non-daemon threads before any exit hook may
+    run, so one stuck step would hold the exit for ever. `minato_async.shutdown` does the joining.
+    """
+
+    def __init__(self, number: int, main: Callable[[ThreadWorker], None]) -> None:
+        self.name = f"minato-worker-{number}"
+        self.retiring = False
+        self.ended = False
+        self.thread = threading.Thread(target=main, args=(self,), name=self.name, daemon=True)
+
+
+class ThreadExecutor:
+    """A set of threads, each taking jobs from `source` until told to end.
+
+    `on_all_ended` is called once, by the last worker to end after `close`, or by `close` itself
+    when no worker is left.
+    """
+
+    def __init__(self, source: JobSource, on_all_ended: Callable[[], None]) -> None:
+        self._source = source
+        self._on_all_ended = on_all_ended
+        # Guards the three fields below. Never held while a job runs or the source is called.
+        self._lock = threading.Lock()
+        self._workers: list[ThreadWorker] = []
+        self._started = 0
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        with self._lock:
+            return len(self._staying())
+
+    def _staying(self) -> list[ThreadWorker]:
+        return [w for w in self._workers if not (w.retiring or w.ended)]
+
+    def resize(self, size: int) -> None:
+        """Grow or shrink to `size` workers; the newest retire first. No effect once closed."""
+        if size < 0:
+            raise ValueError(f"an executor cannot have {size} workers")
+        starting: list[ThreadWorker] = []
+        with self._lock:
+            if self._closed:
+                return
+            self._workers = [w for w in self._workers if not w.ended or w.thread.is_alive()]
+            staying = self._staying()
+            for worker in staying[size:]:
+                worker.retiring = True
+            for _ in range(size - len(staying)):
+                worker = ThreadWorker(self._started, self._main)
+                self._started += 1
+                self._workers.append(worker)
+                starting.append(worker)
+        if len(staying) > size:
+            self._source.wake()
+        for worker in starting:
+            # Registered before it starts, so that a concurrent close() sees it. The interpreter
+            # refuses new threads while it shuts down: then the worker must not stay registered.
+            try:
+                worker.thread.start()
+            except RuntimeError as error:
+                self._end(worker)
+                self._source.worker_failed(worker, error)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for worker in self._workers:
+                worker.retiring = True
+            all_ended = all(worker.ended for worker in self._workers)
+        self._source.wake()
+        if all_ended:
+            self._on_all_ended()
+
+    def join(self, timeout: float | None = None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self._running():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            worker.thread.join(left)
+        return not self._running()
+
+    def _running(self) -> list[ThreadWorker]:
+        with self._lock:
+            return [worker for worker in self._workers if worker.thread.is_alive()]
+
+    def native_ids(self) -> set[int]:
+        """Operating-system ids of the threads that still run, to look up their CPU clocks."""
+        return {w.thread.native_id for w in self._running() if w.thread.native_id is not None}
+
+    def interrupt(self) -> None:
+        """Raise `SampleCancelled` at the next bytecode of every running thread.
+
+        Code that does not come back to Python (a sleep, a long operator) is not interrupted
+        before it returns.
+        """
+        set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        for worker in self._running():
+            if worker.thread.ident is not None:
+                set_exception(
+                    ctypes.c_ulong(worker.thread.ident), ctypes.py_object(SampleCancelled)
+                )
+
+    def _main(self, worker: ThreadWorker) -> None:
+        try:
+            while (job := self._source.take(worker)) is not None:
+                job.run(worker)
+                # A finished job holds its samples: an idle worker must not keep them alive.
+                del job
+        except SampleCancelled:
+            pass  # `interrupt` hit between two jobs
+        except BaseException as error:
+            self._source.worker_failed(worker, error)
+        finally:
+            self._end(worker)
+
+    def _end(self, worker: ThreadWorker) -> None:
+        with self._lock:
+            worker.ended = True
+            last = self._closed and all(worker.ended for worker in self._workers)
+        if last:
+            self._on_all_ended()

@@ -1,0 +1,213 @@
+"""Iterators over a loader, for `for` and for `async for`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from minato_async.dataset import make_recipe
+from minato_async.engine.batches import Batch
+from minato_async.engine.engine import Engine
+from minato_async.engine.epoch import Epoch
+from minato_async.errors import name_batch, name_sample
+from minato_async.executors.threads import ThreadExecutor
+from minato_async.order import choose_order
+
+if TYPE_CHECKING:
+    from minato_async.loader import MinatoLoader
+
+
+class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
+    """One pass over a loader, through `next()` or `await anext()`.
+
+    The sampler advances only in here, in the thread of the consumer.
+    """
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        self._index_sampler = loader._index_sampler
+
+    def _start(self, loader: MinatoLoader[Any]) -> None:
+        """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
+        numbers that the user's code draws afterwards must be those it would get with torch."""
+        self._sampler = iter(self._index_sampler)
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __aiter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+    def close(self) -> None:
+        """Stop loading and let the workers go. Idempotent; `next()` then ends the iteration."""
+
+
+class SerialIterator(LoaderIterator):
+    """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        self._recipe, self._batch_is_ticket = make_recipe(loader)
+        self._closed = False
+        self._start(loader)
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        drawn = next(self._sampler)
+        indices = [drawn] if self._batch_is_ticket else drawn
+        samples = [self._fetch(index) for index in indices]
+        try:
+            return self._recipe.collate(samples)
+        except Exception as error:
+            name_batch(error, indices, samples, "the consumer's thread")
+            raise
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def _fetch(self, index: Any) -> Any:
+        try:
+            return self._recipe.fetch(index)
+        except Exception as error:
+            named = name_sample(error, index, self._recipe.step, "the consumer's thread")
+            if named is error:
+                raise
+            raise named from error
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class EngineIterator(LoaderIterator):
+    """Takes batches from an engine, and draws one for each that it takes.
+
+    When it is dropped, its engine closes: nothing else refers to it, no thread does.
+    """
+
+    _engine: Engine
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        self._options = loader._options
+        self._persistent = loader.persistent_workers
+        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
+        self._drawing = threading.Lock()
+        self._drawn_all = False
+        self._start_epoch(loader, first=True)
+
+    def restart(self, loader: MinatoLoader[Any]) -> None:
+        """Begin the next epoch with the same workers, whatever is left of this one."""
+        self._start_epoch(loader, first=False)
+
+    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+        self._start(loader)
+        recipe, self._batch_is_ticket = make_recipe(loader)
+        order = choose_order(loader, loader.in_order)
+        if first:
+            self._engine = Engine(ThreadExecutor, self._options.num_workers)
+        self._epoch = self._engine.begin(recipe, order, self._options.window)
+        self._drawn_all = False
+        self._draw()
+
+    # Consumers
+
+    def __next__(self) -> Any:
+        epoch = self._epoch
+        batch = self._engine.next_batch(epoch)
+        if batch is None:
+            self._end(epoch)
+            if not self._persistent:
+                self._engine.join()
+            raise StopIteration
+        self._draw()
+        if batch.failure is None:
+            return batch.take_content()
+        # The user may keep the exception. Its traceback must not keep the iterator, and with it
+        # the workers.
+        del self, epoch
+        raise_failure(batch)
+
+    async def __anext__(self) -> Any:
+        epoch = self._epoch
+        batch = await self._engine.next_batch_async(epoch)
+        if batch is None:
+            self._end(epoch)
+            raise StopAsyncIteration
+        self._draw()
+        if batch.failure is None:
+            return batch.take_content()
+        del self, epoch
+        raise_failure(batch)
+
+    def _end(self, epoch: Epoch) -> None:
+        """The epoch has no more batches: what is left is to say why."""
+        if not self._persistent:
+            self._engine.close_soon()
+        error = epoch.take_draw_error()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self._engine.close_soon()
+        self._engine.join()
+
+    def __del__(self) -> None:
+        # Without an engine, the constructor failed.
+        if hasattr(self, "_engine"):
+            self._engine.close_soon()
+
+    # The sampler
+
+    def _draw(self) -> None:
+        """Draw batches until enough are ahead of the consumer."""
+        epoch = self._epoch
+        with self._drawing:
+            while not self._drawn_all and self._wants_more(epoch):
+                try:
+                    drawn = next(self._sampler)
+                except StopIteration:
+                    self._drawn_all = True
+                    self._engine.end_draw(epoch)
+                except BaseException as error:
+                    # What was drawn before is delivered first, then this is raised.
+                    self._drawn_all = True
+                    self._engine.end_draw(epoch, error)
+                else:
+                    self._draw_one(epoch, drawn)
+
+    def _draw_one(self, epoch: Epoch, drawn: Any) -> None:
+        if self._batch_is_ticket:
+            unit = len(drawn) if isinstance(drawn, list) else 1
+            self._engine.draw(epoch, [drawn], unit)
+        else:
+            self._engine.draw(epoch, list(drawn), 1)
+
+    def _wants_more(self, epoch: Epoch) -> bool:
+        if self._options.window is not None:
+            return epoch.feed.outstanding < self._options.window
+        assert self._options.batches_ahead is not None
+        return epoch.batches_ahead < self._options.batches_ahead
+
+
+def raise_failure(batch: Batch) -> NoReturn:
+    """Raise the failure that `batch` carries, whose traceback then refers to this frame: so
+    neither the frame nor the batch may keep the failure."""
+    failure, batch.failure = batch.failure, None
+    assert failure is not None
+    try:
+        raise failure
+    finally:
+        del failure

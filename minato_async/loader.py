@@ -1,0 +1,107 @@
+"""MinatoLoader: torch's DataLoader, on threads that never wait for a slow sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from minato_async.iterators import EngineIterator, LoaderIterator, SerialIterator
+from minato_async.options import Options, check_options
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MinatoLoader(DataLoader[T_co]):
+    """A `torch.utils.data.DataLoader` whose workers are threads.
+
+    Args:
+        dataset: a map-style dataset.
+        batch_size: samples in a batch; None: samples come one by one, uncollated.
+        shuffle: draw the indices in a new random order every epoch.
+        sampler: yields the indices of an epoch, instead of `shuffle`.
+        batch_sampler: yields lists of indices, instead of `batch_size`, `shuffle`, `sampler` and
+            `drop_last`.
+        num_workers: threads that load; 0: the caller's thread loads, in `next()`.
+        collate_fn: makes a batch of a list of samples; runs on a worker.
+        drop_last: drop a last batch that is smaller than `batch_size`.
+        generator: the source of random order.
+        prefetch_factor: batches drawn ahead, for each worker (default 2).
+        persistent_workers: keep the workers from one epoch to the next.
+        in_order: True: batches are those that the sampler drew, in its order. False: ready
+            samples come first, so that a slow one holds up nobody. None: as False where the
+            order is random anyway and reproducibility was not asked for, by a `generator` or by
+            `torch.use_deterministic_algorithms`; as True everywhere else.
+        max_queue_size: samples that may be claimed by workers and not yet delivered, at least
+            one batch; None: `prefetch_factor` * `num_workers` batches.
+        scheduler: how the number of workers is chosen; "fixed": it stays `num_workers`.
+
+    The remaining arguments of torch's DataLoader are refused unless they have their default.
+
+    Raises:
+        ValueError, TypeError: for bad arguments, as torch does.
+        NotImplementedError: for arguments that are not supported yet.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool | None = None,
+        max_queue_size: int | None = None,
+        scheduler: str = "fixed",
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+        # Kept as given, under their own names: frameworks rebuild a loader from its attributes.
+        self.in_order = in_order  # type: ignore[assignment]
+        self.max_queue_size = max_queue_size
+        self.scheduler = scheduler
+        self._options: Options = check_options(self, max_queue_size, scheduler)
+
+    def __iter__(self) -> LoaderIterator:  # type: ignore[override]
+        if self.num_workers == 0:
+            return SerialIterator(self)
+        if not self.persistent_workers:
+            return EngineIterator(self)
+        iterator: Any = self._iterator
+        if iterator is None:
+            self._iterator = iterator = EngineIterator(self)
+        else:
+            iterator.restart(self)
+        return cast(LoaderIterator, iterator)
+
+    def __aiter__(self) -> LoaderIterator:
+        return self.__iter__()

@@ -1,0 +1,72 @@
+"""The arguments that torch's DataLoader does not have, and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+#: Arguments of torch's DataLoader that are not supported yet, with the only value they may have.
+_NOT_YET: dict[str, Any] = {
+    "pin_memory": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "pin_memory_device": "",
+}
+
+_SCHEDULERS = ("fixed",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an iterator of a loader works: what its constructor was given, checked and completed.
+
+    `window` is in samples, None for "whatever is drawn"; `batches_ahead` in batches, None for
+    "as many as fill the window".
+    """
+
+    num_workers: int
+    window: int | None
+    batches_ahead: int | None
+
+
+def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler: str) -> Options:
+    """The options of `loader`, whose torch arguments torch has checked already.
+
+    Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
+    NotImplementedError for what is not built yet.
+    """
+    for name, value in _NOT_YET.items():
+        if getattr(loader, name) != value:
+            raise NotImplementedError(
+                f"MinatoLoader does not support {name}={getattr(loader, name)!r} yet: "
+                f"leave it at {value!r}, or use torch.utils.data.DataLoader"
+            )
+    if isinstance(loader.dataset, IterableDataset):
+        raise NotImplementedError(
+            "MinatoLoader does not support IterableDataset yet: "
+            "use torch.utils.data.DataLoader, or give the dataset __getitem__ and __len__"
+        )
+    if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
+        raise ValueError(
+            f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
+            "with no batch drawn ahead the workers have nothing to load"
+        )
+    if max_queue_size is not None:
+        if isinstance(max_queue_size, bool) or not isinstance(max_queue_size, int):
+            raise TypeError(
+                f"max_queue_size must be a number of samples or None, got {max_queue_size!r}"
+            )
+        if max_queue_size < 1:
+            raise ValueError(f"max_queue_size must be at least 1 sample, got {max_queue_size}")
+        if loader.num_workers == 0:
+            raise ValueError("max_queue_size needs workers that fill it: set num_workers > 0")
+    if scheduler not in _SCHEDULERS:
+        raise ValueError(f"scheduler must be one of {_SCHEDULERS}, got {scheduler!r}")
+
+    ahead = None
+    if max_queue_size is None:
+        ahead = (loader.prefetch_factor or 1) * loader.num_workers
+    return Options(loader.num_workers, max_queue_size, ahead)

@@ -1,0 +1,40 @@
+"""Whether batches keep the order in which they were drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from minato_async.engine.epoch import Order
+
+
+def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
+    """The order of `loader`'s epochs, for the value that its user gave to `in_order`.
+
+    None reorders only where the order is random anyway and the user did not ask for
+    reproducibility. Samples change places only between batches that torch's own `BatchSampler`
+    cut out of a sequence: what another batch sampler put together stays together.
+    """
+    keep = in_order if in_order is not None else not _order_is_random(loader)
+    plain = type(loader.batch_sampler) is BatchSampler
+    return Order(as_drawn=keep or not plain, by_position=keep, drop_last=_drops_last(loader))
+
+
+def _order_is_random(loader: DataLoader[Any]) -> bool:
+    batch_sampler = loader.batch_sampler
+    if loader.generator is not None or torch.are_deterministic_algorithms_enabled():
+        return False
+    if type(batch_sampler) is not BatchSampler:
+        return False
+    # Exact types: a subclass may have an order that means something.
+    sampler: Any = batch_sampler.sampler
+    if type(sampler) is RandomSampler:
+        return sampler.generator is None
+    return type(sampler) is DistributedSampler and sampler.shuffle
+
+
+def _drops_last(loader: DataLoader[Any]) -> bool:
+    return bool(getattr(loader.batch_sampler, "drop_last", False))

@@ -1,0 +1,69 @@
+"""Interpreter exit: every engine still running is closed before Python takes its threads apart."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Protocol
+
+#: Seconds that workers get to come to the end of what they run, and seconds more for those that
+#: `interrupt` reaches.
+_GRACE = 1.0
+_INTERRUPTED_GRACE = 1.0
+
+
+class Closable(Protocol):
+    def close_soon(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> bool: ...
+
+    def interrupt(self) -> None: ...
+
+
+# Engines are members from start to end of their event loop. The references are strong: a running
+# thread keeps its engine alive anyway, and a weak set would run callbacks under this lock.
+_lock = threading.Lock()
+_running: set[Closable] = set()
+
+
+def register(engine: Closable) -> None:
+    with _lock:
+        _running.add(engine)
+
+
+def forget(engine: Closable) -> None:
+    with _lock:
+        _running.discard(engine)
+
+
+def _close_all() -> None:
+    """A worker inside a torch operator when the interpreter finalises aborts the process, and
+    one stuck in a sleep must not hold it up: so join them all, and in bounded time."""
+    with _lock:
+        engines = list(_running)
+    for engine in engines:
+        engine.close_soon()
+    if _join(engines, _GRACE):
+        return
+    for engine in engines:
+        engine.interrupt()
+    _join(engines, _INTERRUPTED_GRACE)
+
+
+def _join(engines: list[Closable], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    joined = [engine.join(max(0.0, deadline - time.monotonic())) for engine in engines]
+    return all(joined)
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _running.clear()
+
+
+# `atexit` is too late: the interpreter joins threads first, and executors of the standard library
+# hook in here for the same reason.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_after_fork_in_child)
