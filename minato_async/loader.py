@@ -98,7 +98,7 @@ class MinatoLoader(DataLoader[T_co]):
             return EngineIterator(self)
         iterator: Any = self._iterator
         if iterator is None:
-            self._iterator = iterator = EngineIterator(self)
+            self._iterator = iterator = EngineIterator(self)  # type: ignore[assignment]
         else:
             iterator.restart(self)
         return cast(LoaderIterator, iterator)
