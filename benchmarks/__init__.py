@@ -1,0 +1,11 @@
+"""Side-by-side measurements of loaders: ``python -m benchmarks``.
+
+Five separate things, so that a new target is one new file:
+
+``workloads``  datasets whose cost per sample is known or measured by themselves;
+``peers``      adapters that turn a :class:`~benchmarks.peers.base.Plan` into an iterable of
+               batches, one per loader and mode;
+``limits``     what no loader can beat, computed from the costs;
+``measure``    the consumer's loop, interleaved rounds, checks, memory, the machine;
+``targets``    one file per figure to reach; every module there with a ``TARGET`` is found.
+"""

@@ -1,0 +1,1 @@
+"""How runs are measured: one consumer's loop, interleaved rounds, checks, memory, the machine."""

@@ -1,0 +1,83 @@
+"""Rounds of several contenders, interleaved in one process.
+
+In each round every contender runs once, so that what changes on the machine over minutes meets all
+of them alike; the one that starts moves on by one each round, so that none always follows the same
+other.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.measure.epoch import Epoch
+from benchmarks.measure.settle import Settler
+from benchmarks.measure.statistics import Spread, spread
+from benchmarks.report import Report
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that runs one epoch: a peer with its workload, or the loader itself.
+
+    ``run`` builds everything it needs, consumes one epoch, checks it, and returns it.
+    """
+
+    name: str
+    run: Callable[[], Epoch]
+
+
+@dataclass
+class Row:
+    """The rounds of one contender; ``error`` says why it failed, if it did."""
+
+    name: str
+    epochs: list[Epoch] = field(default_factory=list)
+    error: str | None = None
+
+    def values(self, of: Callable[[Epoch], float]) -> list[float]:
+        """One number of every round; none when the row failed, so that no figure uses it."""
+        return [] if self.error else [of(epoch) for epoch in self.epochs]
+
+    def spread(self, of: Callable[[Epoch], float]) -> Spread:
+        """Median and spread of one number over the rounds."""
+        return spread(self.values(of))
+
+
+Rows = dict[str, Row]
+
+
+def interleave(contenders: Sequence[Contender], rounds: int, report: Report, work: str) -> Rows:
+    """Run ``rounds`` rounds and return the rows by contender's name.
+
+    A contender that raises fails its own row, for good; the others go on. ``work`` names the
+    workload in progress messages and in the JSON.
+    """
+    rows: Rows = {contender.name: Row(contender.name) for contender in contenders}
+    settler = Settler()
+    for number in range(rounds):
+        turn = number % len(contenders)
+        for contender in [*contenders[turn:], *contenders[:turn]]:
+            row = rows[contender.name]
+            if row.error is None:
+                _run_one(contender, row, settler, report, f"{work}, round {number + 1}/{rounds}")
+    report.raw[work] = {
+        row.name: {"error": row.error, "epochs": [epoch.as_json() for epoch in row.epochs]}
+        for row in rows.values()
+    }
+    return rows
+
+
+def _run_one(contender: Contender, row: Row, settler: Settler, report: Report, where: str) -> None:
+    for left in settler.settle():
+        report.note(f"{left} was still there before {contender.name} ({where})")
+    try:
+        epoch = contender.run()
+    except Exception as error:
+        row.error = f"{type(error).__name__}: {error}"
+        report.progress(traceback.format_exc())
+        report.note(f"{contender.name} failed ({where}): {row.error}")
+        return
+    row.epochs.append(epoch)
+    report.progress(f"{where}: {contender.name} {epoch.seconds:.3f} s, {epoch.rate:.1f} samples/s")

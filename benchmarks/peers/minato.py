@@ -1,0 +1,47 @@
+"""The loader under test: as it comes, in strict order, and ready samples first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.peers.base import Peer, Plan
+
+_MODULE = "minato_async"
+
+
+def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
+    # Imported here: a target that cannot import the loader still lists and explains itself.
+    from minato_async import MinatoLoader
+
+    return MinatoLoader(
+        plan.dataset,
+        batch_size=plan.batch_size,
+        shuffle=plan.shuffle,
+        num_workers=plan.workers,
+        collate_fn=plan.collate,
+        scheduler="fixed",
+        **options,
+    )
+
+
+def _default(plan: Plan) -> Iterable[Any]:
+    return _loader(plan)
+
+
+def _strict(plan: Plan) -> Iterable[Any]:
+    return _loader(plan, in_order=True)
+
+
+def _ready_first(plan: Plan) -> Iterable[Any]:
+    return _loader(plan, in_order=False)
+
+
+MINATO = Peer("MinatoLoader", "threads", False, _default, (_MODULE,))
+"""All options default, but a fixed number of workers: rows compare equal workers."""
+
+MINATO_STRICT = Peer("MinatoLoader in order", "threads", True, _strict, (_MODULE,))
+"""``in_order=True``."""
+
+MINATO_READY = Peer("MinatoLoader any order", "threads", False, _ready_first, (_MODULE,))
+"""``in_order=False``."""

@@ -1,0 +1,175 @@
+"""P2: heavy-tailed samples in any order, by equal workers.
+
+Samples that sleep, 90 % 4 ms and 10 % 100 ms, on 8 and on 16 workers, against the limit computed
+from the costs they measured; and the same mix as real computation on 2 workers, pure Python and
+numpy, against a bare thread pool that is interleaved in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.contest import costed, present
+from benchmarks.figures import Figure, at_least
+from benchmarks.limits import cpu_limit, list_schedule, share, sleeping_limit
+from benchmarks.measure.epoch import Epoch
+from benchmarks.measure.machine import usable_cores
+from benchmarks.measure.rounds import Row, Rows, interleave
+from benchmarks.measure.statistics import paired
+from benchmarks.peers.bare_pool import BARE_POOL
+from benchmarks.peers.base import Peer
+from benchmarks.peers.minato import MINATO_READY
+from benchmarks.peers.nodes import NODES
+from benchmarks.peers.spdl_pipeline import SPDL
+from benchmarks.peers.torch_loader import TORCH, TORCH_READY
+from benchmarks.report import Report, Table
+from benchmarks.target import Options, Target
+from benchmarks.workloads.busy import WORKS, Busy, calibrate
+from benchmarks.workloads.costs import bimodal
+from benchmarks.workloads.sleeping import Sleeping
+
+BATCH_SIZE = 32
+SLEEPERS = (8, 16)
+CPU_WORKERS = 2
+SLEEP_SECONDS = 10.0
+"""Length of a sleeping epoch at the limit: its end, when workers run out of samples and the last
+slow ones finish, must not decide the figure."""
+CPU_SECONDS = 8.0
+QUICK_SECONDS = 0.5
+SLEEP_ROUNDS = 3
+CPU_ROUNDS = 5
+GOAL = 0.97
+PEERS = (MINATO_READY, TORCH, TORCH_READY, SPDL, NODES)
+
+Share = Callable[[Epoch], float]
+
+
+def _length(seconds: float, workers: int) -> int:
+    """Samples that keep ``workers`` busy for about ``seconds``, in whole batches."""
+    mean = sum(bimodal(1000)) / 1000
+    return max(2, round(seconds * workers / mean / BATCH_SIZE)) * BATCH_SIZE
+
+
+def _table(
+    title: str, rows: Rows, columns: Sequence[tuple[str, Share]], against: Row | None
+) -> Table:
+    names = [name for name, _ in columns]
+    if against is not None:
+        names.append(f"of {against.name}")
+    table = Table(title, ("loader", "samples/s", *names, "first batch ms", "epoch s"))
+    for row in rows.values():
+        cells = [row.spread(share_of).text(3) for _, share_of in columns]
+        if against is not None:
+            cells.append(paired(row.values(_rate), against.values(_rate)).text(3))
+        table.rows.append(
+            (
+                row.name,
+                "failed" if row.error else row.spread(_rate).text(1),
+                *cells,
+                row.spread(lambda epoch: epoch.first).text(0, 1000),
+                row.spread(lambda epoch: epoch.seconds).text(2),
+            )
+        )
+    return table
+
+
+def _rate(epoch: Epoch) -> float:
+    return epoch.rate
+
+
+def _sleeping(workers: int, options: Options, report: Report) -> Figure:
+    seconds = QUICK_SECONDS if options.quick else SLEEP_SECONDS
+    length = _length(seconds, workers)
+    costs = bimodal(length)
+    rows = interleave(
+        [
+            costed(
+                peer,
+                lambda guard: Sleeping(costs, guard),
+                length=length,
+                batch_size=BATCH_SIZE,
+                workers=workers,
+            )
+            for peer in present(PEERS, report)
+        ],
+        options.rounds_or(SLEEP_ROUNDS),
+        report,
+        f"sleeping, {workers} workers",
+    )
+
+    def of_measured(epoch: Epoch) -> float:
+        return share(sleeping_limit(epoch.receipt.costs, workers), epoch.seconds)
+
+    def of_nominal(epoch: Epoch) -> float:
+        return share(sleeping_limit(costs, workers), epoch.seconds)
+
+    limit = sleeping_limit(costs, workers)
+    report.table(
+        _table(
+            f"sleeping 90 % 4 ms / 10 % 100 ms, {length} samples, batch {BATCH_SIZE}, {workers} "
+            f"workers: {limit:.2f} s at the nominal limit, of which even an ideal pool reaches "
+            f"{share(limit, list_schedule(costs, workers)):.3f} (the end of the epoch)",
+            rows,
+            [("of the limit, measured costs", of_measured), ("nominal costs", of_nominal)],
+            None,
+        )
+    )
+    own = rows.get(MINATO_READY.name, Row(MINATO_READY.name))
+    return at_least(f"sleep{workers}", own.spread(of_measured).median, GOAL)
+
+
+def _busy(kind: str, options: Options, report: Report) -> Figure:
+    seconds = QUICK_SECONDS if options.quick else CPU_SECONDS
+    length = _length(seconds, CPU_WORKERS)
+    work = WORKS[kind]
+    speed = calibrate(work)
+    counts = [round(cost * speed) for cost in bimodal(length)]
+    report.progress(f"{kind}: {speed:.0f} iterations a second")
+    peers: tuple[Peer, ...] = (MINATO_READY, BARE_POOL, *PEERS[1:])
+    rows = interleave(
+        [
+            costed(
+                peer,
+                lambda guard: Busy(counts, work, guard),
+                length=length,
+                batch_size=BATCH_SIZE,
+                workers=CPU_WORKERS,
+            )
+            for peer in present(peers, report)
+        ],
+        options.rounds_or(CPU_ROUNDS),
+        report,
+        f"cpu/{kind}",
+    )
+    cores = usable_cores()
+
+    def of_limit(epoch: Epoch) -> float:
+        return share(cpu_limit(epoch.receipt.costs, CPU_WORKERS, cores), epoch.seconds)
+
+    pool = rows[BARE_POOL.name]
+    report.table(
+        _table(
+            f"computing in {kind}, 90 % 4 ms / 10 % 100 ms as iterations, {length} samples, batch "
+            f"{BATCH_SIZE}, {CPU_WORKERS} workers on {cores:g} cores",
+            rows,
+            [("of the limit, CPU seconds", of_limit)],
+            pool,
+        )
+    )
+    own = rows.get(MINATO_READY.name, Row(MINATO_READY.name))
+    ratio = paired(own.values(_rate), pool.values(_rate)).median
+    return at_least(f"cpu/{kind}", ratio, GOAL)
+
+
+def run(options: Options, report: Report) -> None:
+    """Measure the sleeping rows, then the computing ones."""
+    report.figures += [_sleeping(workers, options, report) for workers in SLEEPERS]
+    report.figures += [_busy(kind, options, report) for kind in WORKS]
+
+
+TARGET = Target(
+    "P2",
+    "heavy-tailed samples in any order: 8 and 16 workers sleeping >= 0.97 of the limit, "
+    "2 workers computing >= 0.97 of a bare thread pool",
+    run,
+)

@@ -1,0 +1,120 @@
+"""P6: memory of one more thread worker.
+
+A fresh process for every measurement: resident memory with few and with many workers, all of which
+have run samples at the same time and several of them, divided by the difference. The samples are so
+small that what the larger window holds does not count. torch's worker processes stand beside it.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.contest import present
+from benchmarks.figures import at_most
+from benchmarks.measure.checks import CheckFailed
+from benchmarks.measure.child import call_in_child
+from benchmarks.measure.memory import MB, of_tree
+from benchmarks.measure.statistics import Spread, spread
+from benchmarks.peers.base import PREFETCH_FACTOR, Peer, Plan
+from benchmarks.peers.minato import MINATO
+from benchmarks.peers.nodes import NODES_IN_ORDER
+from benchmarks.peers.spdl_pipeline import SPDL_INPUT
+from benchmarks.peers.torch_loader import TORCH
+from benchmarks.report import Report, Table
+from benchmarks.target import Options, Target
+from benchmarks.workloads.crowd import Crowd
+
+BATCH_SIZE = 32
+FEW = 2
+MANY = 34
+MANY_PROCESSES = 10
+"""Fewer than threads: each costs many megabytes, so the difference shows all the same."""
+ROUNDS = 5
+GOAL_MB = 1.0
+PEERS = {peer.name: peer for peer in (MINATO, SPDL_INPUT, NODES_IN_ORDER, TORCH)}
+
+
+def measure(peer: str, workers: int) -> dict[str, int]:
+    """In a fresh process: bytes while the epoch runs, after every worker has run samples.
+
+    The first batches are consumed until all workers were seen in them, and then as many again as
+    the window holds; memory is read with the iterator open and its workers alive.
+    """
+    import torch
+
+    chosen = PEERS[peer]
+    before = of_tree()
+    window = PREFETCH_FACTOR * workers
+    # Beyond what is consumed the window must still be full when memory is read.
+    length = BATCH_SIZE * window * 5
+    dataset = Crowd(workers, length, processes=chosen.home == "processes")
+    iterator = iter(chosen.load(Plan(dataset, length, BATCH_SIZE, workers)))
+    seen: set[int] = set()
+    for _ in range(window * 3):
+        batch = next(iterator)
+        seen.update(batch[2].tolist())
+        del batch
+    if len(seen) != workers:
+        raise CheckFailed(f"{len(seen)} workers ran samples, not {workers}")
+    gc.collect()
+    memory = of_tree()
+    del iterator
+    return {**asdict(memory), "rss_before": before.rss, "torch_threads": torch.get_num_threads()}
+
+
+@dataclass
+class _Worker:
+    """One more worker of a peer, in bytes, by round."""
+
+    rss: list[float]
+    pss: list[float]
+
+
+def _difference(peer: Peer, many: int, rounds: int, report: Report) -> _Worker:
+    found = _Worker([], [])
+    raw: list[dict[str, Any]] = []
+    for number in range(rounds):
+        few = call_in_child(f"{__name__}:measure", peer=peer.name, workers=FEW)
+        more = call_in_child(f"{__name__}:measure", peer=peer.name, workers=many)
+        raw.append({"few": few, "many": more})
+        found.rss.append((more["rss"] - few["rss"]) / (many - FEW))
+        found.pss.append((more["pss"] - few["pss"]) / (many - FEW))
+        report.progress(
+            f"round {number + 1}/{rounds}: {peer.name} {found.pss[-1] / MB:.3f} MB a worker"
+        )
+    report.raw[f"memory, {peer.name}"] = raw
+    return found
+
+
+def run(options: Options, report: Report) -> None:
+    """Measure every peer; the figure is the loader's resident memory per worker."""
+    table = Table(
+        f"one more worker, MB (10^6 bytes): ({MANY} − {FEW} threads, "
+        f"{MANY_PROCESSES} − {FEW} processes), every run in a fresh process",
+        ("loader", "resident (RSS)", "proportional (PSS)", "rounds"),
+    )
+    figure = float("nan")
+    for peer in present(PEERS.values(), report):
+        processes = peer.home == "processes"
+        rounds = options.rounds_or(ROUNDS)
+        try:
+            worker = _difference(peer, MANY_PROCESSES if processes else MANY, rounds, report)
+        except (RuntimeError, OSError) as error:
+            report.note(f"{peer.name} failed: {error}")
+            table.rows.append((peer.name, "failed", "", ""))
+            continue
+        rss: Spread = spread(value / MB for value in worker.rss)
+        pss: Spread = spread(value / MB for value in worker.pss)
+        # Summed over processes, resident memory counts every shared page once for each of them.
+        table.rows.append(
+            (peer.name, "" if processes else rss.text(3), pss.text(3), str(len(worker.rss)))
+        )
+        if peer is MINATO:
+            figure = rss.median
+    report.table(table)
+    report.figures.append(at_most("thread_MB", figure, GOAL_MB))
+
+
+TARGET = Target("P6", "resident memory of one more thread worker: <= 1 MB", run)

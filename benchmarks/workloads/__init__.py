@@ -1,0 +1,1 @@
+"""Datasets with known costs. Each sample carries its index and what it cost, where affordable."""
