@@ -10,6 +10,7 @@ Everything here is plain state: the caller holds the engine's lock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minato_async.engine.feed import Block
@@ -57,10 +58,12 @@ class Batch:
     def size(self) -> int:
         return len(self.samples)
 
-    def put(self, row: int, sample: Any) -> None:
-        self.samples[row] = sample
-        self.missing -= 1
-        self.held += 1
+    def put(self, row: int, samples: Sequence[Any]) -> None:
+        """Fill the places from `row` on."""
+        count = len(samples)
+        self.samples[row : row + count] = samples
+        self.missing -= count
+        self.held += count
 
     def take_content(self) -> Any:
         """The content, which the batch does not keep: it is the consumer's to free."""
@@ -79,14 +82,18 @@ class Batch:
         self.missing = 0
 
 
+#: Consecutive rows of a batch: the batch, the first row, how many.
+Place = tuple[Batch, int, int]
+
+
 class BatchBuilder(Protocol):
     """Decides the composition of batches."""
 
     def expect(self, block: Block) -> Batch | None:
         """A batch was drawn; returned if its turn among the batches is thereby fixed."""
 
-    def place(self, block: Block, row: int) -> tuple[Batch, int]:
-        """The place of a finished sample: a batch and the row in it."""
+    def place(self, block: Block, row: int, count: int) -> list[Place]:
+        """The places of the finished samples of `count` tickets from `row` on."""
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """A sample failed: the batch that is lost by it, which carries the failure."""
@@ -106,9 +113,9 @@ class AsDrawn:
         block.batch.indices = list(block.indices)
         return block.batch
 
-    def place(self, block: Block, row: int) -> tuple[Batch, int]:
+    def place(self, block: Block, row: int, count: int) -> list[Place]:
         assert block.batch is not None
-        return block.batch, row
+        return [(block.batch, row, count)]
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """The whole batch is lost, to the failure of its first bad row, as with torch."""
@@ -144,15 +151,21 @@ class ReadyFirst:
         self._sizes.append(len(block.indices))
         return None
 
-    def place(self, block: Block, row: int) -> tuple[Batch, int]:
-        if self._forming is None:
-            self._forming, self._placed = Batch(self._sizes.popleft(), block.unit), 0
-        batch, place = self._forming, self._placed
-        batch.indices[place] = block.indices[row]
-        self._placed += 1
-        if self._placed == batch.size:
-            self._forming = None
-        return batch, place
+    def place(self, block: Block, row: int, count: int) -> list[Place]:
+        places: list[Place] = []
+        while count:
+            if self._forming is None:
+                self._forming, self._placed = Batch(self._sizes.popleft(), block.unit), 0
+            batch, first = self._forming, self._placed
+            fitting = min(count, batch.size - first)
+            places.append((batch, first, fitting))
+            batch.indices[first : first + fitting] = block.indices[row : row + fitting]
+            self._placed += fitting
+            if self._placed == batch.size:
+                self._forming = None
+            row += fitting
+            count -= fitting
+        return places
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its

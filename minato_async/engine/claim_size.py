@@ -31,7 +31,7 @@ class ClaimSize:
         return self._last
 
     def observe(self, tickets: int, seconds: float) -> None:
-        """A claim of `tickets` took `seconds` in all."""
+        """`tickets` took `seconds` in all."""
         if not tickets:
             return
         cost = seconds / tickets

@@ -29,15 +29,6 @@ class Order:
     drop_last: bool = False
 
 
-class Failure:
-    """The outcome of a ticket whose sample could not be had."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 class Epoch:
     """The state of one epoch: every ticket drawn, claimed, settled, batched and delivered once.
 
@@ -50,8 +41,6 @@ class Epoch:
         self.delivery = Delivery(lock, order.by_position)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
-        #: Claims of several tickets that are being worked on: idle workers may help.
-        self._shareable: set[Claim] = set()
         #: Tickets drawn that have not filled their place yet.
         self._unfilled = 0
         #: Batches that the end of the epoch completed, for the next idle worker to collate.
@@ -110,86 +99,69 @@ class Epoch:
     # What workers do
 
     def claim(self) -> Claim | None:
-        """Tickets for an idle worker: from the feed, else half of those that another worker has
-        claimed and not started."""
+        """Tickets for an idle worker; None: there are none to be had now."""
         if self._left_over:
             completed, self._left_over = self._left_over, []
-            return Claim(Block(0, (), 1), (), completed)
-        claim = self.feed.claim(self._claim_size.next()) or self._share()
-        if claim is not None and claim.size > 1:
-            self._shareable.add(claim)
-        return claim
+            return Claim(Block(0, (), 1), 0, 0, completed)
+        return self.feed.claim(self._claim_size.next())
 
-    def _share(self) -> Claim | None:
-        for claim in self._shareable:
-            rows = []
-            for _ in range((len(claim.rows) + 1) // 2):
-                try:
-                    rows.append(claim.rows.pop())
-                except IndexError:  # its owner was faster
-                    break
-            if rows:
-                # The owner may be stuck in a slow sample: do not let finished ones wait for it.
-                return Claim(claim.block, reversed(rows), self.settle(claim))
-        return None
-
-    def close_claim(self, claim: Claim, tickets: int, seconds: float) -> None:
-        """Its worker is through with `claim`, having run `tickets` of it in `seconds`."""
-        self._shareable.discard(claim)
-        self._claim_size.observe(tickets, seconds)
-
-    def settle(self, claim: Claim) -> list[Batch]:
-        """Record the outcomes of `claim` so far; returns the batches that they complete."""
-        block = claim.block
+    def settle(self, block: Block, row: int, samples: list[Any], seconds: float) -> list[Batch]:
+        """The tickets from `row` on became `samples`, in `seconds` of work; returns the batches
+        that these complete."""
+        self._claim_size.observe(len(samples), seconds)
         completed: list[Batch] = []
-        while claim.outcomes:
-            row, outcome = claim.outcomes.popleft()
-            if self._decide(block, row):
-                if type(outcome) is Failure:
-                    self._fail(block, row, outcome.error)
-                else:
-                    batch, place = self._builder.place(block, row)
-                    self._fill(block, batch, place, outcome, completed)
-        if not block.indices and block.batch is not None:
-            completed.append(block.batch)
+        if samples and self._decide(block, row, len(samples)):
+            first = 0
+            for batch, place, count in self._builder.place(block, row, len(samples)):
+                self._fill(block, batch, place, samples[first : first + count], completed)
+                first += count
         return completed + self._complete_last()
 
-    def place(self, block: Block, row: int) -> tuple[Batch, int] | None:
-        """Decide a finished ticket and give its sample a place to be written to; None: the
-        result came too late. `fill` must follow."""
-        return self._builder.place(block, row) if self._decide(block, row) else None
+    def place(self, block: Block, row: int, seconds: float) -> tuple[Batch, int] | None:
+        """As `settle`, for one sample that is yet to be written to the place returned. `fill`
+        must follow. None: the result came too late."""
+        self._claim_size.observe(1, seconds)
+        if not self._decide(block, row, 1):
+            return None
+        batch, place, _ = self._builder.place(block, row, 1)[0]
+        return batch, place
 
     def fill(self, block: Block, batch: Batch, place: int, sample: Any) -> list[Batch]:
         """The sample placed there has been written; returns the batches that it completes."""
         completed: list[Batch] = []
-        self._fill(block, batch, place, sample, completed)
+        self._fill(block, batch, place, [sample], completed)
         return completed + self._complete_last()
 
-    def _decide(self, block: Block, row: int) -> bool:
-        if block.settled[row] or self.abandoned:
-            return False
-        block.settled[row] = 1
-        return True
-
-    def _fill(
-        self, block: Block, batch: Batch, place: int, sample: Any, completed: list[Batch]
-    ) -> None:
-        self._unfilled -= 1
-        if batch.lost:
-            self.feed.leave_window(block.unit)
-            self._report(block, batch)
-            return
-        batch.put(place, sample)
-        if not batch.missing:
-            completed.append(batch)
-
-    def _fail(self, block: Block, row: int, error: BaseException) -> None:
+    def fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+        """The ticket of `row` failed; returns a batch that the end of the epoch completes."""
+        if not self._decide(block, row, 1):
+            return []
         self._unfilled -= 1
         batch = self._builder.fail(block, row, error)
         # What was finished of a lost batch is not kept: neither its memory nor its places.
         self.feed.leave_window((batch.held + 1) * block.unit)
         batch.forget_samples()
         self._report(block, batch)
+        return self._complete_last()
+
+    def _decide(self, block: Block, row: int, count: int) -> bool:
+        """The one state change that makes tickets count; False: somebody else's result did."""
+        if self.abandoned or any(block.settled[row : row + count]):
+            return False
+        block.settled[row : row + count] = b"\x01" * count
+        return True
+
+    def _fill(
+        self, block: Block, batch: Batch, place: int, samples: list[Any], completed: list[Batch]
+    ) -> None:
+        self._unfilled -= len(samples)
+        if batch.lost:
+            self.feed.leave_window(len(samples) * block.unit)
+            self._report(block, batch)
+            return
+        batch.put(place, samples)
+        if not batch.missing:
+            completed.append(batch)
 
     def _report(self, block: Block, batch: Batch) -> None:
         if not batch.ready and self._builder.reportable(block, batch):
@@ -218,7 +190,6 @@ class Epoch:
     def abandon(self) -> None:
         """The consumer will not come back: forget what is loaded, wake whoever waits."""
         self.abandoned = True
-        self._shareable.clear()
         self._left_over.clear()
         self.feed.clear()
         self.delivery.clear()

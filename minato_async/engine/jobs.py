@@ -8,9 +8,9 @@ from typing import Any
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
-from minato_async.engine.epoch import Epoch, Failure
+from minato_async.engine.epoch import Epoch
 from minato_async.engine.feed import Claim
-from minato_async.engine.recipe import Recipe
+from minato_async.engine.recipe import Recipe, RowWriter
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.base import Worker
 
@@ -30,70 +30,59 @@ class ClaimJob:
         claim, epoch = self._claim, self._epoch
         for batch in claim.completed:
             self._collate(batch, worker)
-        began = perf_counter()
-        if claim.size == 1:
-            tickets, completed = 1, self._run_one(worker)
-        else:
-            tickets = self._run_many(worker)
-            completed = []
-        seconds = perf_counter() - began
-        with self._lock:
-            epoch.close_claim(claim, tickets, seconds)
-            completed += epoch.settle(claim)
-        for batch in completed:
-            self._collate(batch, worker)
+        row = claim.start
+        while row < claim.stop and not epoch.abandoned:
+            began = perf_counter()
+            samples, failure = self._fetch(row, worker)
+            completed = self._settle(row, samples, perf_counter() - began)
+            row += len(samples)
+            if failure is not None:
+                with self._lock:
+                    completed += epoch.fail(claim.block, row, failure)
+                row += 1
+            # While batches are collated, nothing here keeps what already has its place.
+            del samples, failure
+            for batch in completed:
+                self._collate(batch, worker)
 
-    def _run_many(self, worker: Worker) -> int:
-        """Run ticket after ticket; this loop is what a trivial sample costs."""
-        claim = self._claim
-        fetch, indices = self._recipe.fetch, claim.block.indices
-        take, put = claim.rows.popleft, claim.outcomes.append
-        tickets = 0
-        while not self._epoch.abandoned:
-            try:
-                row = take()
-            except IndexError:  # done, or an idle worker took the rest
-                break
-            tickets += 1
-            try:
-                put((row, fetch(indices[row])))
-            except BaseException as error:
-                put((row, self._failure(error, row, worker)))
-        return tickets
-
-    def _run_one(self, worker: Worker) -> list[Batch]:
-        """Run a single ticket, whose sample is worth some care: if it is large, it goes straight
-        into its row, so that the copying is shared out among the workers."""
-        claim, recipe = self._claim, self._recipe
-        row = claim.rows.popleft()
+    def _fetch(self, row: int, worker: Worker) -> tuple[list[Any], BaseException | None]:
+        """The samples of the tickets from `row` on, up to the end of the claim or to the first
+        that fails, and its failure. This loop is what a trivial sample costs."""
+        fetch, stop = self._recipe.fetch, self._claim.stop
+        samples: list[Any] = []
+        append = samples.append
         try:
-            sample = recipe.fetch(claim.block.indices[row])
-            writer = recipe.row_writer
-            pays = writer is not None and writer.pays(sample)
+            for index in self._claim.block.indices[row:stop]:
+                append(fetch(index))
         except BaseException as error:
-            claim.outcomes.append((row, self._failure(error, row, worker)))
-            return []
-        if not pays:
-            claim.outcomes.append((row, sample))
-            return []
-        assert writer is not None
+            if isinstance(error, SampleCancelled) and self._epoch.abandoned:
+                raise
+            return samples, name_sample(error, index, self._recipe.step, worker.name)
+        return samples, None
+
+    def _settle(self, row: int, samples: list[Any], seconds: float) -> list[Batch]:
+        """Give the samples from `row` on their places; returns the batches that they complete."""
+        block, writer = self._claim.block, self._recipe.row_writer
+        if len(samples) == 1 and writer is not None and writer.pays(samples[0]):
+            return self._write(row, samples[0], seconds, writer)
         with self._lock:
-            placed = self._epoch.place(claim.block, row)
+            return self._epoch.settle(block, row, samples, seconds)
+
+    def _write(self, row: int, sample: Any, seconds: float, writer: RowWriter) -> list[Batch]:
+        """Write one sample straight into its row of the batch. Samples cheap enough to be claimed
+        by the batch do not come here: their batch is one worker's work either way."""
+        block = self._claim.block
+        with self._lock:
+            placed = self._epoch.place(block, row, seconds)
             if placed is None:
                 return []
             batch, place = placed
             if batch.rows is None:
                 batch.rows = writer.rows(batch.size)
             rows = batch.rows
-        sample = rows.write(place, sample)
+        written = rows.write(place, sample)
         with self._lock:
-            return self._epoch.fill(claim.block, batch, place, sample)
-
-    def _failure(self, error: BaseException, row: int, worker: Worker) -> Failure:
-        if isinstance(error, SampleCancelled) and self._epoch.abandoned:
-            raise error
-        index = self._claim.block.indices[row]
-        return Failure(name_sample(error, index, self._recipe.step, worker.name))
+            return self._epoch.fill(block, batch, place, written)
 
     def _collate(self, batch: Batch, worker: Worker) -> None:
         content: Any = None
