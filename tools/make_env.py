@@ -30,7 +30,7 @@ FORMAT = 1  # raise it when what an environment holds changes with the same requ
 
 # The newest torch with a wheel for the free-threaded version; for 3.11, the one that some machines
 # keep as a small CPU build. Elsewhere pip chooses.
-TORCH = {
+TORCH_PINS = {
     (True, (3, 13)): "torch==2.12.0",
     (True, (3, 14)): "torch==2.14.*",
     (False, (3, 11)): "torch==2.13.0",
@@ -39,78 +39,66 @@ TORCH = {
 
 @dataclasses.dataclass(frozen=True)
 class Requirements:
-    """What goes into one environment: torch below, then what must be there, then what may be."""
+    """What goes into one environment."""
 
-    torch: str
-    needed: tuple[str, ...]
-    optional: tuple[str, ...]
+    runtime: tuple[str, ...]  # what the package itself needs
+    extras: tuple[str, ...]  # what the demo and the tests need on top
+    peers: tuple[str, ...]  # what the benchmarks compare with, as far as it can be had
 
 
 def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
-    """Read the project's own lists and choose torch for the interpreter."""
+    """Read the project's own lists, and pin torch for the interpreter."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *extras["demo"], *extras["test"]]
-    if lint:
-        needed += extras["lint"]
-    torch = TORCH.get((interpreter.free_threaded, interpreter.version), "torch")
+    pin = TORCH_PINS.get((interpreter.free_threaded, interpreter.version))
     return Requirements(
-        torch=torch,
-        needed=tuple(line for line in needed if distribution(line) != "torch"),
-        optional=tuple(extras["bench"]),
+        runtime=(*project["dependencies"], *([pin] if pin else [])),
+        extras=(*extras["demo"], *extras["test"], *(extras["lint"] if lint else [])),
+        peers=tuple(extras["bench"]),
     )
-
-
-def distribution(requirement: str) -> str:
-    """The name in a requirement line: ``spdl-core>=0.1`` gives ``spdl-core``."""
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return match.group().lower() if match else ""
 
 
 def make_environment(cache: Cache, interpreter: Interpreter, wanted: Requirements) -> Path:
     """Build, or find in the cache, the environment for one interpreter.
 
-    torch takes minutes and gigabytes and seldom changes, so it lies in an environment of its own;
-    the one returned sees it through a path file. A changed requirement then costs a minute.
+    torch takes minutes and gigabytes, so what the package itself needs, which seldom changes, lies
+    in an environment of its own; the one returned sees it through a path file. A changed extra then
+    costs seconds.
     """
-    torch = _torch_layer(cache, interpreter, wanted.torch)
-    made_from = {
-        "format": FORMAT,
-        "torch": torch.name,
-        "needed": wanted.needed,
-        "optional": wanted.optional,
-    }
-    folder = cache.root / "venvs" / _entry_name("env", interpreter, made_from)
+    below = _runtime_environment(cache, interpreter, wanted.runtime)
+    made_from = {"below": below.name, "extras": wanted.extras, "peers": wanted.peers}
+    folder = _folder(cache, "env", interpreter, made_from)
+    left_out = folder / "left_out.txt"
     with cache.entry(folder, made_from) as to_build:
         if to_build:
             _new_venv(cache, interpreter, folder)
-            site_packages(folder).joinpath("minato_torch.pth").write_text(
-                f"{site_packages(torch)}\n"
-            )
+            path_file = site_packages(folder) / "minato_runtime.pth"
+            path_file.write_text(f"{site_packages(below)}\n")
             label = f"for Python {interpreter.name}"
-            _pip_install(cache, folder, f"install packages {label}", wanted.needed)
-            left_out = _install_optional(cache, folder, label, wanted.optional)
-            (folder / "left_out.txt").write_text("".join(f"{line}\n" for line in left_out))
-    if missing := (folder / "left_out.txt").read_text().split():
-        say(f"env: Python {interpreter.name} goes without {', '.join(missing)}: no wheel for it")
+            _pip_install(cache, folder, f"install tools {label}", wanted.extras)
+            left_out.write_text("\n".join(_install_peers(cache, folder, label, wanted.peers)))
+    if missing := left_out.read_text().split():
+        say(f"env: Python {interpreter.name} goes without {', '.join(missing)}: pip found no wheel")
     return folder
 
 
-def _torch_layer(cache: Cache, interpreter: Interpreter, torch: str) -> Path:
-    made_from = {"format": FORMAT, "build": interpreter.build, "path": interpreter.executable}
-    made_from["torch"] = torch
-    folder = cache.root / "venvs" / _entry_name("torch", interpreter, made_from)
+def _runtime_environment(cache: Cache, interpreter: Interpreter, wanted: tuple[str, ...]) -> Path:
+    made_from = {"python": [interpreter.executable, interpreter.build], "runtime": wanted}
+    folder = _folder(cache, "runtime", interpreter, made_from)
     with cache.entry(folder, made_from) as to_build:
         if to_build:
             _new_venv(cache, interpreter, folder)
-            title = f"install {torch} for Python {interpreter.name} (may take minutes)"
-            _pip_install(cache, folder, title, (torch, "numpy"))
+            torch = next(line for line in reversed(wanted) if line.startswith("torch"))
+            title = f"install {torch} and the rest of what runs, for Python {interpreter.name}"
+            _pip_install(cache, folder, title, wanted)
     return folder
 
 
-def _entry_name(kind: str, interpreter: Interpreter, made_from: object) -> str:
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    return f"{kind}-{interpreter.name}-{digest[:12]}"
+def _folder(cache: Cache, kind: str, interpreter: Interpreter, made_from: object) -> Path:
+    """The cache entry for an environment; its name tells all that it is made from."""
+    whole = json.dumps([FORMAT, made_from], sort_keys=True)
+    digest = hashlib.sha256(whole.encode()).hexdigest()
+    return cache.root / "venvs" / f"{kind}-{interpreter.name}-{digest[:12]}"
 
 
 def _new_venv(cache: Cache, interpreter: Interpreter, folder: Path) -> None:
@@ -127,29 +115,30 @@ def _pip_install(
     cache: Cache, folder: Path, title: str, requirements: tuple[str, ...], *options: str
 ) -> None:
     # Without pip's cache: it would keep a second copy of gigabytes that lie in our own cache.
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--no-cache-dir", "--no-input"]
+    # Rather an older wheel than the newest source: numpy 2.5, say, has no wheel for 3.13t.
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--no-input"]
+    pip += ["--no-cache-dir", "--prefer-binary"]
     quiet = {"PIP_PROGRESS_BAR": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     cache.run(title, [*pip, *options, *requirements], env=quiet)
 
 
-def _install_optional(
+def _install_peers(
     cache: Cache, folder: Path, label: str, requirements: tuple[str, ...]
 ) -> list[str]:
     """Install the benchmarks' peers, wheels only; return those that this Python has none for."""
     only_wheels = "--only-binary=:all:"
     try:
         _pip_install(cache, folder, f"install peers {label}", requirements, only_wheels)
-    except SetupError:
-        say("env: not all of them can be had together; one by one")
-    else:
         return []
+    except SetupError:
+        say("env: not all of them can be had; one by one")
     left_out = []
     for line in requirements:
+        name = re.split(r"[^\w.-]", line)[0]
         try:
-            title = f"install {distribution(line)} {label}"
-            _pip_install(cache, folder, title, (line,), only_wheels)
+            _pip_install(cache, folder, f"install {name} {label}", (line,), only_wheels)
         except SetupError:
-            left_out.append(distribution(line))
+            left_out.append(name)
     return left_out
 
 
@@ -227,7 +216,7 @@ def main() -> int:
     except KeyboardInterrupt:
         say("env: interrupted; what was half-built will not be used")
         return 130
-    say(f"env: ready in {time.monotonic() - started:.1f} s")
+    say(f"env: ready in {time.monotonic() - started:.1f} s (cache: {cache.root})")
     return 0
 
 
