@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 
 from minato_async.engine.batches import Batch
+from minato_async.engine.bell import Bell
 
 
 class Delivery:
     """Hands each batch to one consumer, by position or as they complete.
 
-    The caller holds the engine's `lock`; `ready` is a condition on it.
+    The caller holds the engine's lock.
     """
 
-    def __init__(self, lock: threading.Lock, by_position: bool) -> None:
+    def __init__(self, by_position: bool) -> None:
         self._by_position = by_position
         self._queue: deque[Batch] = deque()
-        self._ready = threading.Condition(lock)
-        self._waiting = 0
+        self._bells: list[Bell] = []
         self._async_waiters: list[asyncio.Future[None]] = []
 
     def expect(self, batch: Batch) -> None:
@@ -42,13 +41,11 @@ class Delivery:
             return self._queue.popleft()
         return None
 
-    def wait(self) -> None:
-        """Block until there may be something new; the lock is released meanwhile."""
-        self._waiting += 1
-        try:
-            self._ready.wait()
-        finally:
-            self._waiting -= 1
+    def add_waiter(self) -> Bell:
+        """A bell that rings once there may be something new. Wait on it without the lock."""
+        bell = Bell()
+        self._bells.append(bell)
+        return bell
 
     def add_async_waiter(self) -> asyncio.Future[None]:
         """A future on the running loop that is done once there may be something new.
@@ -62,8 +59,9 @@ class Delivery:
     def wake(self) -> None:
         """Let every consumer look again. All of them: one that was cancelled while it woke
         could not pass the news on."""
-        if self._waiting:
-            self._ready.notify_all()
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.ring()
         waiters, self._async_waiters = self._async_waiters, []
         for waiter in waiters:
             # A loop that was closed in the meantime has nobody left to wake.

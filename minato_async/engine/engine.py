@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
+from minato_async.engine.bell import Bell
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.jobs import ClaimJob
@@ -30,8 +31,9 @@ class Engine:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
         # user code runs.
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._idle = 0
+        #: Bells of workers without work. The last to go idle is the first to be woken: what it
+        #: worked on is still in its core's cache.
+        self._idle: list[Bell] = []
         self._epoch: Epoch | None = None
         self._recipe: Recipe | None = None
         self._broken: BaseException | None = None
@@ -91,7 +93,7 @@ class Engine:
     def begin(self, recipe: Recipe, order: Order, window: int | None) -> Epoch:
         """Start an epoch; what is left of the one before is dropped."""
         self._abandon_epoch()
-        epoch = Epoch(self._lock, order, window)
+        epoch = Epoch(order, window)
         with self._lock:
             self._epoch, self._recipe = epoch, recipe
         return epoch
@@ -102,7 +104,7 @@ class Engine:
             if self._epoch is not None:
                 self._epoch.abandon()
                 self._epoch = self._recipe = None
-            self._work.notify_all()
+            self._wake_workers(len(self._idle))
 
     def draw(self, epoch: Epoch, indices: list[object], unit: int) -> None:
         """Add one drawn batch to `epoch`."""
@@ -119,10 +121,13 @@ class Engine:
     def next_batch(self, epoch: Epoch) -> Batch | None:
         """Wait for the next batch; None at the end of the epoch."""
         self._check_process()
-        with self._lock:
-            while (batch := self._pop(epoch)) is None and not self._ended(epoch):
-                epoch.delivery.wait()
-            return batch
+        while True:
+            with self._lock:
+                batch = self._pop(epoch)
+                if batch is not None or self._ended(epoch):
+                    return batch
+                bell = epoch.delivery.add_waiter()
+            bell.wait()
 
     async def next_batch_async(self, epoch: Epoch) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
@@ -160,30 +165,31 @@ class Engine:
     # Jobs, for workers
 
     def take(self, worker: Worker) -> Job | None:
-        with self._lock:
-            while not (self._closed or worker.retiring):
-                epoch, recipe = self._epoch, self._recipe
-                if epoch is not None and recipe is not None:
-                    claim = epoch.claim()
-                    if claim is not None:
-                        return ClaimJob(claim, epoch, recipe, self._lock)
-                    del claim
-                # An idle worker must not keep a dataset alive between two epochs.
-                del epoch, recipe
-                self._idle += 1
-                try:
-                    self._work.wait()
-                finally:
-                    self._idle -= 1
+        while True:
+            with self._lock:
+                if self._closed or worker.retiring:
+                    return None
+                job = self._next_job()
+                if job is not None:
+                    return job
+                bell = Bell()
+                self._idle.append(bell)
+            bell.wait()
+
+    def _next_job(self) -> Job | None:
+        epoch, recipe = self._epoch, self._recipe
+        if epoch is None or recipe is None:
             return None
+        claim = epoch.claim()
+        return None if claim is None else ClaimJob(claim, epoch, recipe, self._lock)
 
     def wake(self) -> None:
         with self._lock:
-            self._work.notify_all()
+            self._wake_workers(len(self._idle))
 
-    def _wake_workers(self, tickets: int) -> None:
-        if self._idle:
-            self._work.notify(tickets)
+    def _wake_workers(self, count: int) -> None:
+        for _ in range(min(count, len(self._idle))):
+            self._idle.pop().ring()
 
     def worker_failed(self, worker: Worker, error: BaseException) -> None:
         """A bug, or a thread that could not start: the consumer must hear of it, not wait."""

@@ -6,7 +6,6 @@ Nothing here waits or runs user code; the caller of every method holds the engin
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +34,10 @@ class Epoch:
     `window` bounds the samples claimed and not yet delivered; None: whatever is drawn.
     """
 
-    def __init__(self, lock: threading.Lock, order: Order, window: int | None) -> None:
+    def __init__(self, order: Order, window: int | None) -> None:
         self._order = order
         self.feed = Feed(sys.maxsize if window is None else window)
-        self.delivery = Delivery(lock, order.by_position)
+        self.delivery = Delivery(order.by_position)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
         #: Tickets drawn that have not filled their place yet.
