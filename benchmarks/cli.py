@@ -62,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no target {', '.join(unknown)}; there are {', '.join(targets)}")
     options = Options(chosen.rounds, chosen.quick)
-    if len(chosen.names) == 1:
-        return run_one(targets[chosen.names[0]], options, chosen.json)
-    return run_several(chosen.names or list(targets), options, chosen.json)
+    names = list(dict.fromkeys(chosen.names))
+    if len(names) == 1:
+        return run_one(targets[names[0]], options, chosen.json)
+    return run_several(names or list(targets), options, chosen.json)
 
 
 def run_one(target: Target, options: Options, file: Path | None) -> int:

@@ -2,7 +2,9 @@
 
 A process that forks while threads run is a hazard, and a loader that still closes steals time from
 the next one. So before each run the garbage is collected, and threads and child processes of the
-run before are waited for, in bounded time. What does not end is reported, not hidden.
+run before are waited for, in bounded time. What does not end is reported, not hidden. torch's own
+intra-operator threads are no Python threads and stay, as in any training script; its worker
+processes never use them.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Work:
     pool: int
 
 
-TRIVIAL = Work("trivial", (3, 32, 32), 128, 1_536_000, 12_800, 1024)
-IMAGES = Work("images", (3, 224, 224), 32, 12_800, 256, 64)
+TRIVIAL = Work("trivial", (3, 32, 32), 128, 512_000, 6_400, 1024)
+IMAGES = Work("images", (3, 224, 224), 32, 6_400, 128, 64)
 
 
 def _check(peer: Peer, work: Work, tensors: ReadyTensors, shuffle: bool) -> None:

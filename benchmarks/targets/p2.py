@@ -35,11 +35,13 @@ SLEEP_SECONDS = 10.0
 """Length of a sleeping epoch at the limit: its end, when workers run out of samples and the last
 slow ones finish, must not decide the figure."""
 CPU_SECONDS = 8.0
-QUICK_SECONDS = 0.5
+QUICK_SECONDS = 0.1
 SLEEP_ROUNDS = 3
 CPU_ROUNDS = 5
 GOAL = 0.97
 PEERS = (MINATO_READY, TORCH, TORCH_READY, SPDL, NODES)
+QUICK_PEERS = (MINATO_READY, SPDL, NODES)
+"""No processes: sixteen take seconds to start."""
 
 Share = Callable[[Epoch], float]
 
@@ -47,7 +49,7 @@ Share = Callable[[Epoch], float]
 def _length(seconds: float, workers: int) -> int:
     """Samples that keep ``workers`` busy for about ``seconds``, in whole batches."""
     mean = sum(bimodal(1000)) / 1000
-    return max(2, round(seconds * workers / mean / BATCH_SIZE)) * BATCH_SIZE
+    return max(1, round(seconds * workers / mean / BATCH_SIZE)) * BATCH_SIZE
 
 
 def _table(
@@ -90,7 +92,7 @@ def _sleeping(workers: int, options: Options, report: Report) -> Figure:
                 batch_size=BATCH_SIZE,
                 workers=workers,
             )
-            for peer in present(PEERS, report)
+            for peer in present(QUICK_PEERS if options.quick else PEERS, report)
         ],
         options.rounds_or(SLEEP_ROUNDS),
         report,
@@ -125,7 +127,7 @@ def _busy(kind: str, options: Options, report: Report) -> Figure:
     speed = calibrate(work)
     counts = [round(cost * speed) for cost in bimodal(length)]
     report.progress(f"{kind}: {speed:.0f} iterations a second")
-    peers: tuple[Peer, ...] = (MINATO_READY, BARE_POOL, *PEERS[1:])
+    peers: list[Peer] = [BARE_POOL, *(QUICK_PEERS if options.quick else PEERS)]
     rows = interleave(
         [
             costed(

@@ -31,6 +31,8 @@ FEW = 2
 MANY = 34
 MANY_PROCESSES = 10
 """Fewer than threads: each costs many megabytes, so the difference shows all the same."""
+QUICK = 4
+"""Instead of both, to try the code."""
 ROUNDS = 5
 GOAL_MB = 1.0
 PEERS = {peer.name: peer for peer in (MINATO, SPDL_INPUT, NODES_IN_ORDER, TORCH)}
@@ -90,17 +92,18 @@ def _difference(peer: Peer, many: int, rounds: int, report: Report) -> _Worker:
 
 def run(options: Options, report: Report) -> None:
     """Measure every peer; the figure is the loader's resident memory per worker."""
+    threads, processes = (QUICK, QUICK) if options.quick else (MANY, MANY_PROCESSES)
     table = Table(
-        f"one more worker, MB (10^6 bytes): ({MANY} − {FEW} threads, "
-        f"{MANY_PROCESSES} − {FEW} processes), every run in a fresh process",
+        f"one more worker, MB (10^6 bytes): ({threads} − {FEW} threads, "
+        f"{processes} − {FEW} processes), every run in a fresh process",
         ("loader", "resident (RSS)", "proportional (PSS)", "rounds"),
     )
     figure = float("nan")
-    for peer in present(PEERS.values(), report):
-        processes = peer.home == "processes"
+    for peer in present((MINATO, TORCH) if options.quick else PEERS.values(), report):
+        forks = peer.home == "processes"
         rounds = options.rounds_or(ROUNDS)
         try:
-            worker = _difference(peer, MANY_PROCESSES if processes else MANY, rounds, report)
+            worker = _difference(peer, processes if forks else threads, rounds, report)
         except (RuntimeError, OSError) as error:
             report.note(f"{peer.name} failed: {error}")
             table.rows.append((peer.name, "failed", "", ""))
@@ -109,7 +112,7 @@ def run(options: Options, report: Report) -> None:
         pss: Spread = spread(value / MB for value in worker.pss)
         # Summed over processes, resident memory counts every shared page once for each of them.
         table.rows.append(
-            (peer.name, "" if processes else rss.text(3), pss.text(3), str(len(worker.rss)))
+            (peer.name, "" if forks else rss.text(3), pss.text(3), str(len(worker.rss)))
         )
         if peer is MINATO:
             figure = rss.median

@@ -1,0 +1,140 @@
+"""The command: exit status, the last line, the JSON, and a quick run of every target."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cli
+from benchmarks.figures import Line, at_least, at_most, parse_line
+from benchmarks.measure.child import call_in_child, interpreter
+from benchmarks.registry import find_targets
+from benchmarks.report import Report
+from benchmarks.target import Options, Target
+
+ROOT = Path(__file__).parents[2]
+
+
+def fake(name: str, value: float) -> Target:
+    """A target whose one figure is ``value``, to be at least 1."""
+
+    def run(options: Options, report: Report) -> None:
+        report.figures.append(at_least("figure", value, 1.0))
+
+    return Target(name, "a fake", run)
+
+
+@pytest.fixture
+def targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        "good": fake("good", 2.0),
+        "fine": fake("fine", 1.0),
+        "bad": fake("bad", 0.5),
+        "unmeasured": fake("unmeasured", float("nan")),
+    }
+    monkeypatch.setattr(cli, "find_targets", lambda: found)
+
+
+@pytest.mark.usefixtures("targets")
+@pytest.mark.parametrize(("name", "status"), [("good", 0), ("bad", 1), ("unmeasured", 1)])
+def test_one_target_gives_its_status_and_line(
+    name: str, status: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "found.json"
+    assert cli.main([name, "--json", str(file)]) == status
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert parse_line(last).reached == (status == 0)
+    found = json.loads(file.read_text())
+    assert found["line"] == last
+    assert found["machine"]["gil"] in ("on", "off")
+
+
+@pytest.mark.usefixtures("targets")
+@pytest.mark.parametrize(
+    ("lines", "status", "summary"),
+    [
+        ({"good": 2.0, "fine": 1.0}, 0, "2 targets: 2 reached, 0 missed, 0 could not run"),
+        ({"good": 2.0, "bad": 0.5}, 1, "2 targets: 1 reached, 1 missed, 0 could not run"),
+        ({"bad": 0.5, "good": None}, 2, "2 targets: 0 reached, 1 missed, 1 could not run"),
+    ],
+)
+def test_several_targets_are_summed_up(
+    lines: dict[str, float | None],
+    status: int,
+    summary: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_child(name: str, options: Options, result: Path) -> Line | None:
+        value = lines[name]
+        if value is None:
+            return None
+        report = Report(name, figures=[at_least("figure", value, 1.0)])
+        result.write_text(json.dumps(report.as_json()))
+        return parse_line(report.line)
+
+    monkeypatch.setattr(cli, "_run_child", run_child)
+    assert cli.main(list(lines)) == status
+    assert capsys.readouterr().out.splitlines()[-1] == summary
+
+
+def test_an_unknown_name_and_nonsense_rounds_are_wrong_use() -> None:
+    for arguments in (["P99"], ["P1", "--rounds", "0"], ["P1", "--rounds", "many"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        assert caught.value.code == 2
+
+
+def test_list_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(find_targets())
+    assert {"P1", "P2", "P3order", "P4", "P6"} <= set(names)
+
+
+def test_rounds_come_from_the_command_then_from_the_target() -> None:
+    assert Options(rounds=7, quick=True).rounds_or(3) == 7
+    assert Options(quick=True).rounds_or(3) == 1
+    assert Options().rounds_or(3) == 3
+
+
+def test_a_child_runs_in_a_fresh_interpreter_with_the_same_options() -> None:
+    assert interpreter()[0] == sys.executable
+    assert call_in_child("benchmarks.limits:sleeping_limit", costs=[1.0, 3.0], workers=2) == 2.0
+    with pytest.raises(RuntimeError, match="workers must be at least 1"):
+        call_in_child("benchmarks.limits:sleeping_limit", costs=[1.0], workers=0)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", list(find_targets()))
+def test_a_quick_run_of(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    done = subprocess.run(
+        [*interpreter(), "-m", "benchmarks", name, "--quick", "--json", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    line = parse_line(done.stdout.splitlines()[-1])
+    assert line.name == name
+    assert line.reached == (done.returncode == 0)
+    assert json.loads(file.read_text())["raw"]
+    # Small sizes may miss a goal; a loader that fails is another matter.
+    assert not re.search(r"^note: MinatoLoader.* (failed|left out)", done.stdout, re.M), done.stdout
+    assert all(figure.value == figure.value for figure in line.figures), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("build", "value", "reached"),
+    [(at_least, 1.0, True), (at_least, 0.999, False), (at_most, 1.0, True), (at_most, 1.1, False)],
+)
+def test_a_goal_itself_is_reached(
+    build: Callable[[str, float, float], object], value: float, reached: bool
+) -> None:
+    assert getattr(build("x", value, 1.0), "reached", None) is reached
