@@ -1,8 +1,16 @@
-"""How a thread waits for news."""
+"""How threads and coroutines wait for news, and how they are woken."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections import deque
 from queue import SimpleQueue
+from typing import Protocol
+
+
+class Ringable(Protocol):
+    def ring(self) -> None: ...
 
 
 class Bell:
@@ -24,3 +32,47 @@ class Bell:
 
     def wait(self) -> None:
         self._rings.get()
+
+
+class AsyncBell:
+    """Wakes the one coroutine that awaits `rung`, on the loop on which it was made.
+
+    It carries nothing but the news, so a cancelled waiter has nothing to lose.
+    """
+
+    __slots__ = ("rung",)
+
+    def __init__(self) -> None:
+        self.rung: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ring(self) -> None:
+        # A loop that was closed in the meantime has nobody left to wake.
+        with contextlib.suppress(RuntimeError):
+            self.rung.get_loop().call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        if not self.rung.done():
+            self.rung.set_result(None)
+
+
+class DueBells:
+    """Bells to ring as soon as the engine's lock is released.
+
+    Rung under the lock, they would wake threads straight into waiting for it. So whoever holds
+    the lock calls `add`, and `ring` after the release; the queue is safe between threads, and it
+    does not matter whose bells one rings.
+    """
+
+    def __init__(self) -> None:
+        self._due: deque[Ringable] = deque()
+
+    def add(self, bell: Ringable) -> None:
+        self._due.append(bell)
+
+    def ring(self) -> None:
+        while self._due:
+            try:
+                bell = self._due.popleft()
+            except IndexError:  # another thread rang the last one
+                return
+            bell.ring()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import deque
 
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import Bell
+from minato_async.engine.bell import DueBells, Ringable
 
 
 class Delivery:
@@ -16,11 +14,11 @@ class Delivery:
     The caller holds the engine's lock.
     """
 
-    def __init__(self, by_position: bool) -> None:
+    def __init__(self, by_position: bool, due: DueBells) -> None:
         self._by_position = by_position
         self._queue: deque[Batch] = deque()
-        self._bells: list[Bell] = []
-        self._async_waiters: list[asyncio.Future[None]] = []
+        self._due = due
+        self._waiting: list[Ringable] = []
 
     def expect(self, batch: Batch) -> None:
         """`batch` was drawn next: its turn is fixed, if order is kept."""
@@ -41,37 +39,16 @@ class Delivery:
             return self._queue.popleft()
         return None
 
-    def add_waiter(self) -> Bell:
-        """A bell that rings once there may be something new. Wait on it without the lock."""
-        bell = Bell()
-        self._bells.append(bell)
-        return bell
-
-    def add_async_waiter(self) -> asyncio.Future[None]:
-        """A future on the running loop that is done once there may be something new.
-
-        It carries no batch: a cancelled waiter has nothing to lose.
-        """
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._async_waiters.append(waiter)
-        return waiter
+    def add_waiter(self, bell: Ringable) -> None:
+        """Ring `bell` once there may be something new."""
+        self._waiting.append(bell)
 
     def wake(self) -> None:
         """Let every consumer look again. All of them: one that was cancelled while it woke
         could not pass the news on."""
-        bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.ring()
-        waiters, self._async_waiters = self._async_waiters, []
-        for waiter in waiters:
-            # A loop that was closed in the meantime has nobody left to wake.
-            with contextlib.suppress(RuntimeError):
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+        for bell in self._waiting:
+            self._due.add(bell)
+        self._waiting.clear()
 
     def clear(self) -> None:
         self._queue.clear()
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

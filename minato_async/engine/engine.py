@@ -6,10 +6,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import Bell
+from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.jobs import ClaimJob
@@ -17,6 +18,7 @@ from minato_async.engine.recipe import Recipe
 from minato_async.executors.base import Executor, Job, JobSource, Worker
 
 #: Makes an executor, given where its workers find jobs and what to call when all have ended.
+B = TypeVar("B", Bell, AsyncBell)
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
 
@@ -34,6 +36,7 @@ class Engine:
         #: Bells of workers without work. The last to go idle is the first to be woken: what it
         #: worked on is still in its core's cache.
         self._idle: list[Bell] = []
+        self._due = DueBells()
         self._epoch: Epoch | None = None
         self._recipe: Recipe | None = None
         self._broken: BaseException | None = None
@@ -93,7 +96,7 @@ class Engine:
     def begin(self, recipe: Recipe, order: Order, window: int | None) -> Epoch:
         """Start an epoch; what is left of the one before is dropped."""
         self._abandon_epoch()
-        epoch = Epoch(order, window)
+        epoch = Epoch(order, window, self._due)
         with self._lock:
             self._epoch, self._recipe = epoch, recipe
         return epoch
@@ -105,28 +108,29 @@ class Engine:
                 self._epoch.abandon()
                 self._epoch = self._recipe = None
             self._wake_workers(len(self._idle))
+        self._due.ring()
 
     def draw(self, epoch: Epoch, indices: list[object], unit: int) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
             epoch.draw(indices, unit)
             self._wake_workers(len(indices))
+        self._due.ring()
 
     def end_draw(self, epoch: Epoch, error: BaseException | None = None) -> None:
         """No more will be drawn for `epoch`; `error` is what the sampler raised, if it did."""
         with self._lock:
             epoch.end_draw(error)
             self._wake_workers(1)
+        self._due.ring()
 
     def next_batch(self, epoch: Epoch) -> Batch | None:
         """Wait for the next batch; None at the end of the epoch."""
         self._check_process()
         while True:
-            with self._lock:
-                batch = self._pop(epoch)
-                if batch is not None or self._ended(epoch):
-                    return batch
-                bell = epoch.delivery.add_waiter()
+            batch, ended, bell = self._pop(epoch, Bell)
+            if batch is not None or ended:
+                return batch
             bell.wait()
 
     async def next_batch_async(self, epoch: Epoch) -> Batch | None:
@@ -134,25 +138,28 @@ class Engine:
         code that cannot be cancelled: so a cancelled call loses none."""
         self._check_process()
         while True:
-            with self._lock:
-                batch = self._pop(epoch)
-                if batch is not None or self._ended(epoch):
-                    return batch
-                waiter = epoch.delivery.add_async_waiter()
-            await waiter
+            batch, ended, bell = self._pop(epoch, AsyncBell)
+            if batch is not None or ended:
+                return batch
+            await bell.rung
 
-    def _pop(self, epoch: Epoch) -> Batch | None:
-        if self._broken is not None:
-            raise RuntimeError("the loader's engine has failed") from self._broken
-        batch = epoch.pop()
-        if batch is not None:
-            self._wake_workers(batch.size)
-            if epoch.finished:
-                epoch.delivery.wake()  # other consumers wait for a batch that will not come
-        return batch
-
-    def _ended(self, epoch: Epoch) -> bool:
-        return epoch.abandoned or epoch.finished
+    def _pop(self, epoch: Epoch, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
+        """The next batch if there is one, whether there will be none, and otherwise a bell that
+        rings when it is worth asking again."""
+        bell = new_bell()
+        with self._lock:
+            if self._broken is not None:
+                raise RuntimeError("the loader's engine has failed") from self._broken
+            batch = epoch.pop()
+            ended = epoch.finished
+            if batch is not None:
+                self._wake_workers(batch.size)
+                if ended:
+                    epoch.delivery.wake()  # other consumers wait for what will not come
+            elif not ended:
+                epoch.delivery.add_waiter(bell)
+        self._due.ring()
+        return batch, ended, bell
 
     def _check_process(self) -> None:
         # Before any lock: a thread of the parent may have held it at the fork.
@@ -181,15 +188,16 @@ class Engine:
         if epoch is None or recipe is None:
             return None
         claim = epoch.claim()
-        return None if claim is None else ClaimJob(claim, epoch, recipe, self._lock)
+        return None if claim is None else ClaimJob(claim, epoch, recipe, self._lock, self._due)
 
     def wake(self) -> None:
         with self._lock:
             self._wake_workers(len(self._idle))
+        self._due.ring()
 
     def _wake_workers(self, count: int) -> None:
         for _ in range(min(count, len(self._idle))):
-            self._idle.pop().ring()
+            self._due.add(self._idle.pop())
 
     def worker_failed(self, worker: Worker, error: BaseException) -> None:
         """A bug, or a thread that could not start: the consumer must hear of it, not wait."""
@@ -201,3 +209,4 @@ class Engine:
             self._broken = self._broken or error
             if self._epoch is not None:
                 self._epoch.delivery.wake()
+        self._due.ring()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minato_async.engine.batches import AsDrawn, Batch, BatchBuilder, ReadyFirst
+from minato_async.engine.bell import DueBells
 from minato_async.engine.claim_size import ClaimSize
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.feed import Block, Claim, Feed
@@ -34,10 +35,10 @@ class Epoch:
     `window` bounds the samples claimed and not yet delivered; None: whatever is drawn.
     """
 
-    def __init__(self, order: Order, window: int | None) -> None:
+    def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
         self._order = order
         self.feed = Feed(sys.maxsize if window is None else window)
-        self.delivery = Delivery(order.by_position)
+        self.delivery = Delivery(order.by_position, due)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
         #: Tickets drawn that have not filled their place yet.

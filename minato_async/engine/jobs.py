@@ -8,6 +8,7 @@ from typing import Any
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
+from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.feed import Claim
 from minato_async.engine.recipe import Recipe, RowWriter
@@ -18,13 +19,16 @@ from minato_async.executors.base import Worker
 class ClaimJob:
     """One claim of one epoch, to be run by the worker that took it."""
 
-    __slots__ = ("_claim", "_epoch", "_lock", "_recipe")
+    __slots__ = ("_claim", "_due", "_epoch", "_lock", "_recipe")
 
-    def __init__(self, claim: Claim, epoch: Epoch, recipe: Recipe, lock: threading.Lock) -> None:
+    def __init__(
+        self, claim: Claim, epoch: Epoch, recipe: Recipe, lock: threading.Lock, due: DueBells
+    ) -> None:
         self._claim = claim
         self._epoch = epoch
         self._recipe = recipe
         self._lock = lock
+        self._due = due
 
     def run(self, worker: Worker) -> None:
         claim, epoch = self._claim, self._epoch
@@ -39,6 +43,7 @@ class ClaimJob:
             if failure is not None:
                 with self._lock:
                     completed += epoch.fail(claim.block, row, failure)
+                self._due.ring()
                 row += 1
             # While batches are collated, nothing here keeps what already has its place.
             del samples, failure
@@ -66,7 +71,9 @@ class ClaimJob:
         if len(samples) == 1 and writer is not None and writer.pays(samples[0]):
             return self._write(row, samples[0], seconds, writer)
         with self._lock:
-            return self._epoch.settle(block, row, samples, seconds)
+            completed = self._epoch.settle(block, row, samples, seconds)
+        self._due.ring()
+        return completed
 
     def _write(self, row: int, sample: Any, seconds: float, writer: RowWriter) -> list[Batch]:
         """Write one sample straight into its row of the batch. Samples cheap enough to be claimed
@@ -82,7 +89,9 @@ class ClaimJob:
             rows = batch.rows
         written = rows.write(place, sample)
         with self._lock:
-            return self._epoch.fill(block, batch, place, written)
+            completed = self._epoch.fill(block, batch, place, written)
+        self._due.ring()
+        return completed
 
     def _collate(self, batch: Batch, worker: Worker) -> None:
         content: Any = None
@@ -96,3 +105,4 @@ class ClaimJob:
             failure = name_batch(error, batch.indices, batch.samples, worker.name)
         with self._lock:
             self._epoch.collated(batch, content, failure)
+        self._due.ring()
