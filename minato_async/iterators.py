@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from minato_async.dataset import make_recipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
+from minato_async.engine.jobs import MapEpoch
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.order import choose_order
@@ -118,7 +120,7 @@ class EngineIterator(LoaderIterator):
         order = choose_order(loader, loader.in_order)
         if first:
             self._engine = Engine(ThreadExecutor, self._options.num_workers)
-        self._epoch = self._engine.begin(recipe, order, self._options.window)
+        self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
         self._drawn_all = False
         self._draw()
 

@@ -20,15 +20,16 @@ class ClaimSize:
 
     def __init__(self) -> None:
         self._cost: float | None = None
-        self._last = 1
+        #: Tickets in the last claim.
+        self.current = 1
 
     def next(self) -> int:
         """Tickets to claim now."""
         if self._cost is None:
             return 1
         fitting = WORTH / self._cost if self._cost > 0 else float("inf")
-        self._last = max(1, int(min(fitting, 2 * self._last)))
-        return self._last
+        self.current = max(1, int(min(fitting, 2 * self.current)))
+        return self.current
 
     def observe(self, tickets: int, seconds: float) -> None:
         """`tickets` took `seconds` in all."""

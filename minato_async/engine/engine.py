@@ -11,14 +11,15 @@ from typing import TypeVar
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
-from minato_async.engine.epoch import Epoch, Order
+from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
-from minato_async.engine.jobs import ClaimJob
-from minato_async.engine.recipe import Recipe
+from minato_async.engine.loading import Loading, Sync
 from minato_async.executors.base import Executor, Job, JobSource, Worker
 
-#: Makes an executor, given where its workers find jobs and what to call when all have ended.
 B = TypeVar("B", Bell, AsyncBell)
+L = TypeVar("L", bound=Loading)
+
+#: Makes an executor, given where its workers find jobs and what to call when all have ended.
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
 
@@ -37,8 +38,8 @@ class Engine:
         #: worked on is still in its core's cache.
         self._idle: list[Bell] = []
         self._due = DueBells()
-        self._epoch: Epoch | None = None
-        self._recipe: Recipe | None = None
+        self._sync = Sync(self._lock, self._due)
+        self._loading: Loading | None = None
         self._broken: BaseException | None = None
         self._closed = False
 
@@ -64,7 +65,7 @@ class Engine:
         except BaseException as error:
             self._break(error)
         finally:
-            self._abandon_epoch(closed=True)
+            self._abandon(closed=True)
             self._executor.close()
             await self._workers_ended.wait()
             # The last worker has called back, from its last line: its thread is all but gone.
@@ -93,20 +94,22 @@ class Engine:
 
     # Epochs, for the consumer
 
-    def begin(self, recipe: Recipe, order: Order, window: int | None) -> Epoch:
-        """Start an epoch; what is left of the one before is dropped."""
-        self._abandon_epoch()
-        epoch = Epoch(order, window, self._due)
+    def begin(self, start: Callable[[Sync], L]) -> L:
+        """Load what `start` makes; what is left of the epoch before is dropped."""
+        self._abandon()
+        loading = start(self._sync)
         with self._lock:
-            self._epoch, self._recipe = epoch, recipe
-        return epoch
+            self._loading = loading
+            self._wake_workers(loading.jobs_waiting)
+        self._due.ring()
+        return loading
 
-    def _abandon_epoch(self, closed: bool = False) -> None:
+    def _abandon(self, closed: bool = False) -> None:
         with self._lock:
             self._closed = self._closed or closed
-            if self._epoch is not None:
-                self._epoch.abandon()
-                self._epoch = self._recipe = None
+            if self._loading is not None:
+                self._loading.abandon()
+                self._loading = None
             self._wake_workers(len(self._idle))
         self._due.ring()
 
@@ -114,17 +117,17 @@ class Engine:
         """Add one drawn batch to `epoch`."""
         with self._lock:
             epoch.draw(indices, unit)
-            self._wake_workers(len(indices))
+            self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 
     def end_draw(self, epoch: Epoch, error: BaseException | None = None) -> None:
         """No more will be drawn for `epoch`; `error` is what the sampler raised, if it did."""
         with self._lock:
             epoch.end_draw(error)
-            self._wake_workers(1)
+            self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 
-    def next_batch(self, epoch: Epoch) -> Batch | None:
+    def next_batch(self, epoch: Loading) -> Batch | None:
         """Wait for the next batch; None at the end of the epoch."""
         self._check_process()
         while True:
@@ -133,7 +136,7 @@ class Engine:
                 return batch
             bell.wait()
 
-    async def next_batch_async(self, epoch: Epoch) -> Batch | None:
+    async def next_batch_async(self, epoch: Loading) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
         self._check_process()
@@ -143,7 +146,7 @@ class Engine:
                 return batch
             await bell.rung
 
-    def _pop(self, epoch: Epoch, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
+    def _pop(self, epoch: Loading, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
         """The next batch if there is one, whether there will be none, and otherwise a bell that
         rings when it is worth asking again."""
         bell = new_bell()
@@ -153,7 +156,7 @@ class Engine:
             batch = epoch.pop()
             ended = epoch.finished
             if batch is not None:
-                self._wake_workers(batch.size)
+                self._wake_workers(epoch.jobs_waiting)
                 if ended:
                     epoch.delivery.wake()  # other consumers wait for what will not come
             elif not ended:
@@ -176,19 +179,12 @@ class Engine:
             with self._lock:
                 if self._closed or worker.retiring:
                     return None
-                job = self._next_job()
+                job = None if self._loading is None else self._loading.next_job()
                 if job is not None:
                     return job
                 bell = Bell()
                 self._idle.append(bell)
             bell.wait()
-
-    def _next_job(self) -> Job | None:
-        epoch, recipe = self._epoch, self._recipe
-        if epoch is None or recipe is None:
-            return None
-        claim = epoch.claim()
-        return None if claim is None else ClaimJob(claim, epoch, recipe, self._lock, self._due)
 
     def wake(self) -> None:
         with self._lock:
@@ -207,6 +203,6 @@ class Engine:
     def _break(self, error: BaseException) -> None:
         with self._lock:
             self._broken = self._broken or error
-            if self._epoch is not None:
-                self._epoch.delivery.wake()
+            if self._loading is not None:
+                self._loading.delivery.wake()
         self._due.ring()

@@ -98,6 +98,11 @@ class Epoch:
 
     # What workers do
 
+    @property
+    def jobs_waiting(self) -> int:
+        claims = -(-self.feed.claimable // self._claim_size.current)
+        return claims + len(self._left_over)
+
     def claim(self) -> Claim | None:
         """Tickets for an idle worker; None: there are none to be had now."""
         if self._left_over:

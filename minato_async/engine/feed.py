@@ -67,6 +67,7 @@ class Feed:
         self._window = window
         self._blocks: deque[Block] = deque()
         self._position = 0
+        self._unclaimed = 0
         #: Samples claimed, and neither delivered nor lost.
         self.in_window = 0
         #: Samples drawn, and neither delivered nor lost.
@@ -79,29 +80,38 @@ class Feed:
         block = Block(self._position, indices, unit)
         self._position += block.samples
         self.outstanding += block.samples
+        self._unclaimed += len(indices) or 1
         self._blocks.append(block)
         return block
+
+    @property
+    def claimable(self) -> int:
+        """Tickets that could be claimed now; an empty batch counts as one."""
+        if not self._blocks:
+            return 0
+        block = self._blocks[0]
+        room = (max(self._window, block.samples) - self.in_window) // block.unit
+        return max(0, min(self._unclaimed, room))
 
     def claim(self, most: int) -> Claim | None:
         """Take up to `most` tickets of the oldest block that has any; None: there are none, or
         the window is full. An empty batch gives an empty claim, so that it is collated."""
         while self._blocks:
             block = self._blocks[0]
-            if block.batch is not None and block.batch.lost:
-                # Its batch is lost already: do not load the rest of it.
-                self._blocks.popleft()
-                continue
             left = len(block.indices) - block.next_row
+            if block.batch is not None and (block.batch.lost or not block.indices):
+                self._blocks.popleft()
+                self._unclaimed -= left or 1
+                if block.batch.lost:
+                    continue  # do not load the rest of a batch that will not be
+                return Claim(block, 0, 0, (block.batch,))
             room = (max(self._window, block.samples) - self.in_window) // block.unit
             count = min(most, left, room)
-            if not left:
-                self._blocks.popleft()
-                assert block.batch is not None
-                return Claim(block, 0, 0, (block.batch,))
             if count <= 0:
                 return None
             start = block.next_row
             block.next_row += count
+            self._unclaimed -= count
             self.in_window += count * block.unit
             if count == left:
                 self._blocks.popleft()

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from time import perf_counter
 from typing import Any
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import DueBells
-from minato_async.engine.epoch import Epoch
+from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Claim
+from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe, RowWriter
 from minato_async.errors import name_batch, name_sample
-from minato_async.executors.base import Worker
+from minato_async.executors.base import Job, Worker
+
+
+class MapEpoch(Epoch):
+    """The epoch of a map-style dataset, with the recipe for its samples and batches."""
+
+    def __init__(self, recipe: Recipe, order: Order, window: int | None, sync: Sync) -> None:
+        super().__init__(order, window, sync.due)
+        self._recipe = recipe
+        self._sync = sync
+
+    def next_job(self) -> Job | None:
+        claim = self.claim()
+        return None if claim is None else ClaimJob(claim, self, self._recipe, self._sync)
 
 
 class ClaimJob:
@@ -21,14 +33,12 @@ class ClaimJob:
 
     __slots__ = ("_claim", "_due", "_epoch", "_lock", "_recipe")
 
-    def __init__(
-        self, claim: Claim, epoch: Epoch, recipe: Recipe, lock: threading.Lock, due: DueBells
-    ) -> None:
+    def __init__(self, claim: Claim, epoch: Epoch, recipe: Recipe, sync: Sync) -> None:
         self._claim = claim
         self._epoch = epoch
         self._recipe = recipe
-        self._lock = lock
-        self._due = due
+        self._lock = sync.lock
+        self._due = sync.due
 
     def run(self, worker: Worker) -> None:
         claim, epoch = self._claim, self._epoch
