@@ -7,8 +7,8 @@ upstream tarball is used. The result lies in the cache.
 
 from __future__ import annotations
 
-import getpass
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,14 +67,14 @@ def _check_tools() -> None:
 def debian_mirrors() -> list[str]:
     """Addresses of Debian mirrors, out of the machine's own apt configuration."""
     answer = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI)"],
+        ["apt-get", "update", "--print-uris"],  # fetches nothing, and needs no lists to be there
         capture_output=True,
         text=True,
         check=False,
     )
     # By custom a Debian mirror's address ends in "debian"; a wrong guess fails by its signature.
-    mirrors = dict.fromkeys(line.strip() for line in answer.stdout.splitlines())
-    found = [uri for uri in mirrors if "debian" in uri.rstrip("/").rpartition("/")[2]]
+    addresses = dict.fromkeys(re.findall(r"^'(\S+?)/+dists/", answer.stdout, re.MULTILINE))
+    found = [uri for uri in addresses if re.search(r"/debian(\.list)?$", uri)]
     if not found:
         raise SetupError("this machine's apt knows no Debian mirror to take Python's source from")
     return found
@@ -149,7 +149,7 @@ def _apt_configuration(work: Path, mirror: str, keyring: Path) -> Path:
         'Dir::Etc::sourceparts "-";\n'
         f'Dir::State::lists "{work}/lists";\n'
         f'Dir::Cache "{work}/cache";\n'
-        f'APT::Sandbox::User "{getpass.getuser()}";\n'  # root's cache is closed to user _apt
+        'APT::Sandbox::User "root";\n'  # else root's apt works as a user to whom `work` is closed
         'Acquire::Retries "2";\n'
         'APT::Update::Error-Mode "any";\n'
         # The machine's own hooks would act on the machine's own lists.

@@ -20,9 +20,9 @@ WITH_GIL_NAMES = ("python3", "python3.11", "python3.12", "python3.13", "python3.
 
 # An interpreter that cannot import these can neither make an environment nor install into it.
 PROBE = """
-import bz2, ctypes, json, lzma, ssl, sys, sysconfig, venv, zlib
+import bz2, ctypes, json, lzma, os, ssl, sys, sysconfig, venv, zlib
 print(json.dumps({
-    "executable": getattr(sys, "_base_executable", None) or sys.executable,
+    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
     "version": list(sys.version_info[:2]),
     "build": sys.version,
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
