@@ -128,3 +128,4 @@ class Feed:
 
     def clear(self) -> None:
         self._blocks.clear()
+        self._unclaimed = 0
