@@ -55,7 +55,7 @@ def _can_be_copied(dataset: Any) -> bool:
     Not if part of it lies elsewhere (slots, a built-in base), and not if it has a finaliser,
     which would release what the original still uses.
     """
-    cls = type(dataset)
+    cls: Any = type(dataset)
     return (
         hasattr(dataset, "__dict__")
         and cls.__new__ is object.__new__
