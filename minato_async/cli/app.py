@@ -38,10 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped.", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "minato_async":
+        package = (error.name or "minato_async").partition(".")[0]
+        if package == "minato_async":
             raise  # A fault of ours, not something the user could install.
         print(
-            f"minato-async: this needs {error.name!r}, which is not installed for "
+            f"minato-async: this needs {package!r}, which is not installed for "
             f"{sys.executable}; \"pip install 'minato-async[demo]'\" brings it.",
             file=sys.stderr,
         )

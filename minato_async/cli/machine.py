@@ -26,6 +26,12 @@ def gil_state() -> GilState:
     return "on" if getattr(sys, "_is_gil_enabled", lambda: True)() else "off"
 
 
+def gil_setting() -> str | None:
+    """Return what ``-X gil`` or else ``PYTHON_GIL`` asks for, ``"0"`` or ``"1"``, None if unset."""
+    option = sys._xoptions.get("gil")
+    return option if isinstance(option, str) else os.environ.get("PYTHON_GIL") or None
+
+
 def interpreter_name() -> str:
     """Return, for people, the interpreter and its kind: ``CPython 3.13.5 free-threaded``."""
     kind = " free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""

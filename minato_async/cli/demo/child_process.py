@@ -15,6 +15,7 @@ import psutil
 
 from minato_async.cli.demo.memory import PeakMemory
 from minato_async.cli.demo.messages import Result, Task
+from minato_async.cli.machine import gil_setting, gil_state
 
 _CHILD = "minato_async.cli.demo.child"
 
@@ -73,9 +74,15 @@ def run_child(
 
 
 def _interpreter_options() -> list[str]:
-    """Return the options of this interpreter that the child must share: ``-X gil=0``."""
-    gil = sys._xoptions.get("gil")
-    return [] if gil is None else ["-X", f"gil={gil}"]
+    """Return the options of the child's interpreter, the same for every loader.
+
+    A free-threaded one is told to keep the GIL off, unless the user has set it: making any of
+    torch's optimizers imports torch._dynamo and with it triton, where that is installed, and
+    triton's extension turns the GIL on. A training script has to be started in the same way.
+    """
+    if gil_state() == "always":
+        return []  # Such a build knows no such option.
+    return ["-X", f"gil={gil_setting() or '0'}"]
 
 
 def _converse(

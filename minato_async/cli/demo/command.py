@@ -14,7 +14,7 @@ from minato_async.cli.demo.photos import NoPhotosError, Photo, find_photos
 from minato_async.cli.demo.progress import Display
 from minato_async.cli.demo.report import (
     make_console,
-    print_gil_warning,
+    print_gil_note,
     print_plan,
     print_report,
     say,
@@ -35,7 +35,7 @@ def run_demo(options: DemoOptions) -> int:
         0; 1 if a loader failed or the comparison was not of equal work; 2 without photos.
     """
     console = make_console()
-    print_gil_warning(console)
+    print_gil_note(console)
     machine, began = Machine.here(), datetime.now().astimezone()
     try:
         photos = find_photos(options.photos)

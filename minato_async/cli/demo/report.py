@@ -1,6 +1,5 @@
 """The table, and what a reader must know to judge it."""
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,14 +13,20 @@ from minato_async.cli.demo import memory
 from minato_async.cli.demo.options import LOADERS, DemoOptions
 from minato_async.cli.demo.photos import Photo
 from minato_async.cli.demo.summary import METRICS, SPEED, Metric, Row, best_row
-from minato_async.cli.machine import Machine, gil_state, interpreter_name, package_version
+from minato_async.cli.machine import (
+    Machine,
+    gil_setting,
+    gil_state,
+    interpreter_name,
+    package_version,
+)
 
 WIDTH = 100
 """Columns that everything fits in."""
 
 _GIL_WORDS = {
     "off": "GIL off",
-    "on": "GIL ON (an import or a setting turned it on)",
+    "on": "GIL ON",
     "always": "with the GIL",
 }
 
@@ -48,25 +53,29 @@ def say(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     console.print(Text("\n".join(lines), style=style))
 
 
-def print_gil_warning(console: Console) -> None:
-    """Say so if there is no free-threaded Python in use; it is the first thing to know.
+def print_gil_note(console: Console) -> None:
+    """Say whether a free-threaded Python is in use; it is the first thing to know.
 
     Args:
         console: Where to.
     """
-    state = gil_state()
-    if state == "off":
-        return
-    if state == "always":
-        why = f"{interpreter_name()} has the GIL: no free-threaded Python is in use."
-    else:
-        why = f"The GIL is on: this {interpreter_name()} is not used as a free-threaded one."
-    say(
-        console,
-        f"{why} At this stage MinatoLoader then runs its threads under the GIL, where only code that "
-        "releases it (Pillow's decoding does, Python code does not) runs in parallel.",
-        style="yellow",
+    style = "yellow"
+    under_the_gil = (
+        "At this stage MinatoLoader then runs its threads under the GIL, where only code that "
+        "releases it (Pillow's decoding does, Python code does not) runs in parallel."
     )
+    if gil_state() == "always":
+        note = f"{interpreter_name()} has the GIL: no free-threaded Python is in use."
+        note = f"{note} {under_the_gil}"
+    elif gil_setting() == "1":
+        note = f"The GIL of this {interpreter_name()} is on, as you set it. {under_the_gil}"
+    else:
+        style = "dim"
+        note = (
+            f"{interpreter_name()}, every loader with -X gil=0: torch's optimizers import triton, "
+            "which would turn the GIL back on. Start your own training scripts in the same way."
+        )
+    say(console, note, style=style)
     console.print()
 
 
@@ -155,10 +164,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[Text]:
 
 
 def _value(row: Row, metric: Metric) -> str:
-    median = row.median(metric)
-    if math.isnan(median):
-        return "–"
-    text = metric.text(median)
+    text = metric.text(row.median(metric))
     if metric is SPEED and len(row.rounds) > 1:
         text += f" ±{metric.text(row.spread(metric))}"
     return text

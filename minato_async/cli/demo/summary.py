@@ -1,5 +1,6 @@
 """From the numbers of all rounds to medians, spreads, and one true sentence."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class Metric:
     more_is_better: bool = False
 
     def text(self, value: float) -> str:
-        """Return a value as the table writes it, without the unit."""
-        return f"{value:,.{self.digits}f}"
+        """Return a value as the table writes it, without the unit; a dash for none."""
+        return "–" if math.isnan(value) else f"{value:,.{self.digits}f}"
 
 
 def _samples_per_second(measured: Measurement) -> float:

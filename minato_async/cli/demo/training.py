@@ -129,7 +129,7 @@ def _step(
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     # Reading the numbers waits for the device, so a GPU's work is not taken for waiting for data.
-    return float(loss), int((scores.argmax(dim=1) == labels).sum())
+    return loss.item(), int((scores.argmax(dim=1) == labels).sum())
 
 
 def _warm_up(dataset: PhotoCrops, model: nn.Module, device: torch.device) -> None:
