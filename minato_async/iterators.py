@@ -66,13 +66,15 @@ class SerialIterator(LoaderIterator):
         if self._closed:
             raise StopIteration
         drawn = next(self._sampler)
-        indices = [drawn] if self._batch_is_ticket else drawn
+        indices = [drawn] if self._batch_is_ticket else list(drawn)
         samples = [self._fetch(index) for index in indices]
         try:
             return self._recipe.collate(samples)
         except Exception as error:
-            name_batch(error, indices, samples, "the consumer's thread")
-            raise
+            named = name_batch(error, indices, samples, "the consumer's thread")
+            if named is error:
+                raise
+            raise named from error
 
     async def __anext__(self) -> Any:
         try:
