@@ -117,7 +117,11 @@ class EngineIterator(LoaderIterator):
         self._start_epoch(loader, first=False)
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
-        self._start(loader)
+        if first:
+            self._start(loader)
+        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
+        # asked here although `_start` has asked it, and later epochs draw no base seed.
+        self._sampler = iter(self._index_sampler)
         recipe, self._batch_is_ticket = make_recipe(loader)
         order = choose_order(loader, loader.in_order)
         if first:
