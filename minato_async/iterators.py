@@ -136,15 +136,17 @@ class EngineIterator(LoaderIterator):
         epoch = self._epoch
         batch = self._engine.next_batch(epoch)
         if batch is None:
-            self._end(epoch)
-            if not self._persistent:
-                self._engine.join()
+            engine = self._let_go()
+            del self
+            raise_draw_error(epoch)
+            if engine is not None:
+                engine.join()
             raise StopIteration
         self._draw()
         if batch.failure is None:
             return batch.take_content()
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
-        # the workers.
+        # the workers: here, and wherever `self` is deleted in the following.
         del self, epoch
         raise_failure(batch)
 
@@ -152,7 +154,9 @@ class EngineIterator(LoaderIterator):
         epoch = self._epoch
         batch = await self._engine.next_batch_async(epoch)
         if batch is None:
-            self._end(epoch)
+            self._let_go()
+            del self
+            raise_draw_error(epoch)
             raise StopAsyncIteration
         self._draw()
         if batch.failure is None:
@@ -160,13 +164,12 @@ class EngineIterator(LoaderIterator):
         del self, epoch
         raise_failure(batch)
 
-    def _end(self, epoch: Epoch) -> None:
-        """The epoch has no more batches: what is left is to say why."""
-        if not self._persistent:
-            self._engine.close_soon()
-        error = epoch.take_draw_error()
-        if error is not None:
-            raise error
+    def _let_go(self) -> Engine | None:
+        """At the end of an epoch: the engine, on its way to its end, unless it stays for more."""
+        if self._persistent:
+            return None
+        self._engine.close_soon()
+        return self._engine
 
     def close(self) -> None:
         self._engine.close_soon()
@@ -185,29 +188,48 @@ class EngineIterator(LoaderIterator):
         with self._drawing:
             while not self._drawn_all and self._wants_more(epoch):
                 try:
-                    drawn = next(self._sampler)
+                    indices, unit = self._tickets(next(self._sampler))
                 except StopIteration:
                     self._drawn_all = True
                     self._engine.end_draw(epoch)
-                except BaseException as error:
-                    # What was drawn before is delivered first, then this is raised.
+                except Exception as error:
+                    # What was drawn before is delivered first, then this is raised. Until then
+                    # the engine keeps it: without this frame, which refers to the iterator.
+                    trace = error.__traceback__
+                    error.with_traceback(trace and trace.tb_next)
                     self._drawn_all = True
                     self._engine.end_draw(epoch, error)
+                except BaseException as interrupt:
+                    # Ctrl-C does not wait. A generator that it hit has ended: whoever goes on
+                    # all the same must not take that for the end of the epoch.
+                    self._drawn_all = True
+                    cut_short = RuntimeError(f"the sampler was interrupted by {interrupt!r}")
+                    self._engine.end_draw(epoch, cut_short)
+                    raise
                 else:
-                    self._draw_one(epoch, drawn)
+                    self._engine.draw(epoch, indices, unit)
 
-    def _draw_one(self, epoch: Epoch, drawn: Any) -> None:
+    def _tickets(self, drawn: Any) -> tuple[list[Any], int]:
+        """The tickets' indices in what the sampler drew, and how many samples each stands for."""
         if self._batch_is_ticket:
-            unit = len(drawn) if isinstance(drawn, list) else 1
-            self._engine.draw(epoch, [drawn], unit)
-        else:
-            self._engine.draw(epoch, list(drawn), 1)
+            return [drawn], (len(drawn) or 1) if isinstance(drawn, list) else 1
+        return list(drawn), 1
 
     def _wants_more(self, epoch: Epoch) -> bool:
         if self._options.window is not None:
             return epoch.feed.outstanding < self._options.window
         assert self._options.batches_ahead is not None
         return epoch.batches_ahead < self._options.batches_ahead
+
+
+def raise_draw_error(epoch: Epoch) -> None:
+    """Raise what the sampler raised, if it did, now that all it drew before is delivered."""
+    error = epoch.take_draw_error()
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
 
 
 def raise_failure(batch: Batch) -> NoReturn:
