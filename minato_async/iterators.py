@@ -16,6 +16,7 @@ from minato_async.engine.epoch import Epoch
 from minato_async.engine.jobs import MapEpoch
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
+from minato_async.options import check_options
 from minato_async.order import choose_order
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class EngineIterator(LoaderIterator):
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
-        self._options = loader._options
+        self._options = check_options(loader, loader.max_queue_size, loader.scheduler)
         self._persistent = loader.persistent_workers
         # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
         self._drawing = threading.Lock()
@@ -170,6 +171,10 @@ class EngineIterator(LoaderIterator):
             return None
         self._engine.close_soon()
         return self._engine
+
+    @property
+    def restartable(self) -> bool:
+        return self._engine.usable
 
     def close(self) -> None:
         self._engine.close_soon()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from minato_async.iterators import EngineIterator, LoaderIterator, SerialIterator
-from minato_async.options import Options, check_options
+from minato_async.options import check_options
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -89,7 +89,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.in_order = in_order  # type: ignore[assignment]
         self.max_queue_size = max_queue_size
         self.scheduler = scheduler
-        self._options: Options = check_options(self, max_queue_size, scheduler)
+        check_options(self, max_queue_size, scheduler)
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
         if self.num_workers == 0:
@@ -97,10 +97,10 @@ class MinatoLoader(DataLoader[T_co]):
         if not self.persistent_workers:
             return EngineIterator(self)
         iterator: Any = self._iterator
-        if iterator is None:
-            self._iterator = iterator = EngineIterator(self)  # type: ignore[assignment]
-        else:
+        if iterator is not None and iterator.restartable:
             iterator.restart(self)
+        else:
+            self._iterator = iterator = EngineIterator(self)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
 
     def __aiter__(self) -> LoaderIterator:

@@ -94,6 +94,11 @@ class Engine:
 
     # Epochs, for the consumer
 
+    @property
+    def usable(self) -> bool:
+        """Whether an epoch can be begun: in this process, before the end, and without a fault."""
+        return os.getpid() == self._pid and not self._closed and self._broken is None
+
     def begin(self, start: Callable[[Sync], L]) -> L:
         """Load what `start` makes; what is left of the epoch before is dropped."""
         self._abandon()
