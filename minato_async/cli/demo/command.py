@@ -45,7 +45,7 @@ def run_demo(options: DemoOptions) -> int:
     print_plan(console, options, photos, _sample_costs(options, photos))
 
     rows, failures = _measure(console, options, photos)
-    print_report(console, options, rows, failures, machine, began)
+    print_report(console, options, rows, machine, began)
     unequal = complaints(rows, options.workers)
     console.print()
     for loader, why in failures.items():

@@ -12,7 +12,7 @@ from rich.text import Text
 from minato_async.cli.demo import memory
 from minato_async.cli.demo.options import LOADERS, DemoOptions
 from minato_async.cli.demo.photos import Photo
-from minato_async.cli.demo.summary import METRICS, SPEED, Metric, Row, best_row
+from minato_async.cli.demo.summary import LOSS, METRICS, RIGHT, SPEED, Metric, Row, best_row
 from minato_async.cli.machine import (
     Machine,
     gil_setting,
@@ -115,7 +115,6 @@ def print_report(
     console: Console,
     options: DemoOptions,
     rows: Mapping[str, Row],
-    failures: Mapping[str, str],
     machine: Machine,
     began: datetime,
 ) -> None:
@@ -125,32 +124,28 @@ def print_report(
         console: Where to.
         options: The run's options.
         rows: The measured loaders by their keys in `options.LOADERS`.
-        failures: For those that failed, why.
         machine: Where.
         began: When, with its time zone.
     """
     console.print()
-    console.print(_table(options, rows, failures))
-    for label, text in _footer(options, rows, machine, began):
+    console.print(_table(options, rows))
+    for label, text in _footer(options, rows, machine, began, console.is_terminal):
         say(console, f"{label:<9}{text}", indent=9)
 
 
-def _table(
-    options: DemoOptions, rows: Mapping[str, Row], failures: Mapping[str, str]
-) -> RenderableType:
+def _table(options: DemoOptions, rows: Mapping[str, Row]) -> RenderableType:
     table = Table(box=box.ROUNDED, header_style="bold")
-    table.add_column("loader", no_wrap=True)
+    # On a narrow terminal the names are broken between words, the numbers never.
+    table.add_column("loader", min_width=max(len(w) for n in LOADERS.values() for w in n.split()))
     # A word a line, so that the headers are no wider than the numbers.
-    titles = [
-        f"{metric.title} ({metric.unit})" if metric.unit else metric.title for metric in METRICS
-    ]
-    for title in (*titles, "loss", "right (%)"):
+    titles = [f"{m.title} ({m.unit})" if m.unit else m.title for m in (*METRICS, LOSS, RIGHT)]
+    for title in titles:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True)
     for loader in options.loaders:
         if loader in rows:
             table.add_row(*_cells(rows[loader], list(rows.values())))
         else:
-            table.add_row(LOADERS[loader], *(["–"] * (len(METRICS) + 2)))
+            table.add_row(LOADERS[loader], *["–" for _ in titles])
     return table
 
 
@@ -159,8 +154,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[Text]:
     for metric in METRICS:
         style = "bold green" if best_row(rows, metric) is row else ""
         cells.append(Text(_value(row, metric), style=style))
-    seen = row.rounds[-1].result.seen
-    return [*cells, Text(f"{seen.loss:.2f}"), Text(f"{100 * seen.accuracy:.0f}")]
+    return [*cells, *(Text(metric.text(row.median(metric))) for metric in (LOSS, RIGHT))]
 
 
 def _value(row: Row, metric: Metric) -> str:
@@ -171,7 +165,11 @@ def _value(row: Row, metric: Metric) -> str:
 
 
 def _footer(
-    options: DemoOptions, rows: Mapping[str, Row], machine: Machine, began: datetime
+    options: DemoOptions,
+    rows: Mapping[str, Row],
+    machine: Machine,
+    began: datetime,
+    colours: bool,
 ) -> list[tuple[str, str]]:
     results = [measured.result for row in rows.values() for measured in row.rounds]
     gil = " / ".join(sorted({_GIL_WORDS[result.gil] for result in results})) or "–"
@@ -187,6 +185,7 @@ def _footer(
     devices = ", ".join(sorted({result.device for result in results})) or "–"
     threads = max((result.threads for result in results), default=1)
     load = "" if machine.load is None else f", load before the start {machine.load:.1f}"
+    green = "; green: better than every other loader in all rounds" if colours else ""
     return [
         ("python", f"{interpreter_name()}, {gil}"),
         ("versions", versions),
@@ -205,7 +204,7 @@ def _footer(
             f"medians of {_many(options.rounds, 'round')}, the loaders in turns (± half of "
             "highest minus lowest); first batch: time from iter(); data wait: share of the time "
             "spent inside next(); gap: from batch to batch, training step included; loss and "
-            f"share told right in the last epoch; memory: {memory.method()}",
+            f"share told right in the last epoch; memory: {memory.method()}{green}",
         ),
     ]
 

@@ -59,13 +59,25 @@ def _peak_memory(measured: Measurement) -> float:
     return measured.peak_memory / 2**20
 
 
+def _loss(measured: Measurement) -> float:
+    return measured.result.seen.loss
+
+
+def _right(measured: Measurement) -> float:
+    return 100 * measured.result.seen.accuracy
+
+
 SPEED = Metric("samples/s", "", 1, _samples_per_second, more_is_better=True)
 FIRST_BATCH = Metric("first batch", "s", 2, _first_batch)
 WAITED = Metric("data wait", "%", 1, _waited)
 GAP = Metric("p99 gap", "ms", 0, _p99_gap)
 MEMORY = Metric("peak memory", "MiB", 0, _peak_memory)
 METRICS = (SPEED, FIRST_BATCH, WAITED, GAP, MEMORY)
-"""The measured columns of the table, in order."""
+"""The columns of the table in which loaders are compared, in order."""
+
+LOSS = Metric("loss", "", 2, _loss)
+RIGHT = Metric("right", "%", 0, _right, more_is_better=True)
+"""What became of the training, to be seen and not compared: no loader is to make a difference."""
 
 
 @dataclass(frozen=True)
