@@ -4,32 +4,96 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from minato_async.collation import DefaultRowWriter
-from minato_async.engine.recipe import Recipe
+from minato_async.engine.recipe import BoundRecipe, Streams
+from minato_async.executors.base import Worker
+from minato_async.workers import NoStreams, WorkerSetup, current_state
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-def make_recipe(loader: DataLoader[Any]) -> tuple[Recipe, bool]:
-    """The recipe for `loader`, and whether one ticket is a whole drawn batch.
+@dataclass(frozen=True)
+class Bound:
+    """A map-style recipe in the hands of one worker, or of the consumer's own thread."""
 
-    It is where batching is off (`batch_size=None`), and where the dataset fetches batches itself.
+    recipe: MapRecipe
+    fetch: Callable[[Any], Any]
+    collate: Callable[[list[Any]], Any]
+    finish: Callable[[Any], Any]
+    streams: Streams
+    context: Context
+
+
+class MapRecipe:
+    """How one epoch of a map-style dataset is loaded.
+
+    Grad mode and context variables are those of the thread that starts the epoch.
     """
-    dataset, collate_fn = loader.dataset, loader.collate_fn
-    step = f"{type(dataset).__name__}.__getitem__"
-    if not loader._auto_collation:
-        return Recipe(_item_getter(dataset), _only(collate_fn), step), True
-    if _fetches_batches(dataset):
-        step = f"{type(dataset).__name__}.__getitems__"
-        return Recipe(dataset.__getitems__, _only(collate_fn), step), True  # type: ignore[attr-defined]
-    writer = DefaultRowWriter() if collate_fn is default_collate else None
-    return Recipe(_item_getter(dataset), collate_fn, step, writer), False
+
+    def __init__(self, loader: DataLoader[Any], setup: WorkerSetup, epoch: int) -> None:
+        dataset, collate_fn = loader.dataset, loader.collate_fn
+        #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
+        #: the dataset fetches batches itself.
+        self.batch_is_ticket = not loader._auto_collation
+        method = "__getitem__"
+        if loader._auto_collation and _fetches_batches(dataset):
+            self.batch_is_ticket, method = True, "__getitems__"
+        self._method = method
+        self.step = f"{type(dataset).__name__}.{method}"
+        self._collate = _only(collate_fn) if self.batch_is_ticket else collate_fn
+        writes_rows = collate_fn is default_collate and not self.batch_is_ticket
+        self.row_writer = DefaultRowWriter() if writes_rows else None
+        self._finish = _pin if pins_memory(loader) else _as_it_is
+        self._setup = setup
+        self._epoch = epoch
+        self._context = copy_context()
+        self._grad = torch.is_grad_enabled()
+
+    def bind(self, worker: Worker) -> BoundRecipe:
+        state = current_state()
+        bound = state.bound
+        if isinstance(bound, Bound) and bound.recipe is self:
+            return bound
+        torch.set_grad_enabled(self._grad)
+        context = self._context.copy()
+        dataset = context.run(state.dataset_for, self._setup, worker.number)
+        state.bound = bound = self._bound(dataset, state.streams, context)
+        return bound
+
+    def bind_here(self) -> Bound:
+        """The recipe for the consumer's own thread, with the dataset itself."""
+        return self._bound(self._setup.dataset, NoStreams(), self._context)
+
+    def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
+        fetch = _method_getter(dataset, self._method)
+        return Bound(self, fetch, self._collate, self._finish, streams, context)
+
+    def seed(self, key: Any, repeat: int) -> int:
+        raise NotImplementedError
+
+
+def pins_memory(loader: DataLoader[Any]) -> bool:
+    """Whether batches are copied to pinned memory: only an accelerator has a use for it."""
+    return bool(loader.pin_memory) and torch.accelerator.is_available()
+
+
+def _pin(batch: Any) -> Any:
+    accelerator = torch.accelerator.current_accelerator()
+    return pin_memory(batch, accelerator and accelerator.type)  # type: ignore[no-untyped-call]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _fetches_batches(dataset: Any) -> bool:
@@ -42,12 +106,15 @@ def _fetches_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _item_getter(dataset: Any) -> Callable[[Any], Any]:
+def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
+    if method == "__getitems__":
+        getter: Callable[[Any], Any] = dataset.__getitems__
+        return getter
     # Looked up on the type, as brackets do, and once rather than for every sample.
-    function = getattr(type(dataset), "__getitem__", None)
+    function = getattr(type(dataset), method, None)
     if function is None:
         return partial(operator.getitem, dataset)  # raises the TypeError that brackets raise
-    getter: Callable[[Any], Any] = function.__get__(dataset)
+    getter = function.__get__(dataset)
     return getter
 
 

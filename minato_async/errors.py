@@ -11,6 +11,14 @@ import torch
 _LISTED = 8
 
 
+class WorkerSetupError(Exception):
+    """A worker could not be set up; `error` is what `worker_init_fn` raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def name_sample(error: BaseException, index: Any, step: str, worker: str) -> BaseException:
     """`error` with a note naming the sample. The message itself stays as the user wrote it.
 

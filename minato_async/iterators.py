@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from minato_async.dataset import make_recipe
+from minato_async.dataset import MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
@@ -18,6 +18,8 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.repeats import RepeatCounter, may_repeat
+from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
@@ -36,7 +38,14 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
         numbers that the user's code draws afterwards must be those it would get with torch."""
         self._sampler = iter(self._index_sampler)
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._base_seed = int(drawn.item())
+
+    def _make_recipe(self, loader: MinatoLoader[Any]) -> MapRecipe:
+        setup = WorkerSetup(
+            loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
+        )
+        return MapRecipe(loader, setup, loader._count_epoch())
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -59,18 +68,19 @@ class SerialIterator(LoaderIterator):
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
-        self._recipe, self._batch_is_ticket = make_recipe(loader)
         self._closed = False
         self._start(loader)
+        self._recipe = self._make_recipe(loader)
+        self._bound = self._recipe.bind_here()
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
         drawn = next(self._sampler)
-        indices = [drawn] if self._batch_is_ticket else list(drawn)
+        indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
         samples = [self._fetch(index) for index in indices]
         try:
-            return self._recipe.collate(samples)
+            return self._bound.finish(self._bound.collate(samples))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
@@ -85,7 +95,7 @@ class SerialIterator(LoaderIterator):
 
     def _fetch(self, index: Any) -> Any:
         try:
-            return self._recipe.fetch(index)
+            return self._bound.fetch(index)
         except Exception as error:
             named = name_sample(error, index, self._recipe.step, "the consumer's thread")
             if named is error:
@@ -123,10 +133,13 @@ class EngineIterator(LoaderIterator):
         # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
         # asked here although `_start` has asked it, and later epochs draw no base seed.
         self._sampler = iter(self._index_sampler)
-        recipe, self._batch_is_ticket = make_recipe(loader)
+        recipe = self._make_recipe(loader)
+        self._batch_is_ticket = recipe.batch_is_ticket
+        self._repeats = RepeatCounter() if may_repeat(loader) else None
         order = choose_order(loader, loader.in_order)
         if first:
-            self._engine = Engine(ThreadExecutor, self._options.num_workers)
+            executor = partial(ThreadExecutor, setup=worker_thread)
+            self._engine = Engine(executor, self._options.num_workers)
         self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
         self._drawn_all = False
         self._draw()
@@ -135,7 +148,7 @@ class EngineIterator(LoaderIterator):
 
     def __next__(self) -> Any:
         epoch = self._epoch
-        batch = self._engine.next_batch(epoch)
+        batch = self._engine.next_batch(epoch, self._options.timeout)
         if batch is None:
             engine = self._let_go()
             del self
@@ -153,7 +166,7 @@ class EngineIterator(LoaderIterator):
 
     async def __anext__(self) -> Any:
         epoch = self._epoch
-        batch = await self._engine.next_batch_async(epoch)
+        batch = await self._engine.next_batch_async(epoch, self._options.timeout)
         if batch is None:
             self._let_go()
             del self
@@ -212,7 +225,8 @@ class EngineIterator(LoaderIterator):
                     self._engine.end_draw(epoch, cut_short)
                     raise
                 else:
-                    self._engine.draw(epoch, indices, unit)
+                    repeats = () if self._repeats is None else self._repeats.count(indices)
+                    self._engine.draw(epoch, indices, unit, repeats)
 
     def _tickets(self, drawn: Any) -> tuple[list[Any], int]:
         """The tickets' indices in what the sampler drew, and how many samples each stands for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
@@ -11,6 +12,10 @@ from minato_async.iterators import EngineIterator, LoaderIterator, SerialIterato
 from minato_async.options import check_options
 
 T_co = TypeVar("T_co", covariant=True)
+
+# Guards `_epochs` of every loader: one may be iterated from several threads at once. It is no
+# attribute, because loaders are copied and pickled.
+_epochs_lock = threading.Lock()
 
 
 class MinatoLoader(DataLoader[T_co]):
@@ -90,6 +95,13 @@ class MinatoLoader(DataLoader[T_co]):
         self.max_queue_size = max_queue_size
         self.scheduler = scheduler
         check_options(self, max_queue_size, scheduler)
+        self._epochs = 0
+
+    def _count_epoch(self) -> int:
+        """The number of this `iter()` call, from 0."""
+        with _epochs_lock:
+            self._epochs += 1
+            return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
         if self.num_workers == 0:

@@ -7,15 +7,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-#: Arguments of torch's DataLoader that are not supported yet, with the only value they may have.
-_NOT_YET: dict[str, Any] = {
-    "pin_memory": False,
-    "timeout": 0,
-    "worker_init_fn": None,
-    "multiprocessing_context": None,
-    "pin_memory_device": "",
-}
-
 _SCHEDULERS = ("fixed",)
 
 
@@ -30,6 +21,8 @@ class Options:
     num_workers: int
     window: int | None
     batches_ahead: int | None
+    #: Seconds that `next()` waits for a batch; None: as long as it takes.
+    timeout: float | None
 
 
 def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler: str) -> Options:
@@ -38,12 +31,10 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
     NotImplementedError for what is not built yet.
     """
-    for name, value in _NOT_YET.items():
-        if getattr(loader, name) != value:
-            raise NotImplementedError(
-                f"MinatoLoader does not support {name}={getattr(loader, name)!r} yet: "
-                f"leave it at {value!r}, or use torch.utils.data.DataLoader"
-            )
+    if loader.timeout and loader.num_workers == 0:
+        raise ValueError(
+            "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise NotImplementedError(
             "MinatoLoader does not support IterableDataset yet: "
@@ -69,4 +60,4 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
     ahead = None
     if max_queue_size is None:
         ahead = (loader.prefetch_factor or 1) * loader.num_workers
-    return Options(loader.num_workers, max_queue_size, ahead)
+    return Options(loader.num_workers, max_queue_size, ahead, loader.timeout or None)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from minato_async import worker_info
+from minato_async.engine.recipe import BoundRecipe, Streams
+from minato_async.errors import WorkerSetupError
+from minato_async.executors.base import Worker
+from minato_async.openmp import use_one_thread_here
 
 _MISSING = object()
 
@@ -62,3 +70,75 @@ def _can_be_copied(dataset: Any) -> bool:
         and not hasattr(cls, "__del__")
         and not any(vars(base).get("__slots__") for base in cls.__mro__)
     )
+
+
+class NoStreams:
+    """Stands in for per-sample random state where it is switched off."""
+
+    ticket: Any = None
+
+    def begin(self, resolve: Callable[[Any], int]) -> None:
+        """Nothing to do: every draw comes from the process-wide generators."""
+
+
+class ThreadState:
+    """What one worker thread keeps from its first job to its last."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.copy: DatasetCopy | None = None
+        #: The recipe of the epoch being loaded, bound to this thread.
+        self.bound: BoundRecipe | None = None
+
+    def dataset_for(self, setup: WorkerSetup, worker_id: int) -> Any:
+        """This worker's copy of the dataset, up to date, with the worker info that shows it;
+        the first time, after `worker_init_fn` has run.
+
+        Raises WorkerSetupError if it fails.
+        """
+        first = self.copy is None
+        if self.copy is None:
+            self.copy = DatasetCopy(setup.dataset)
+        else:
+            self.copy.refresh(setup.dataset)
+        seed = setup.base_seed + worker_id
+        info = worker_info.make_worker_info(
+            worker_id, setup.num_workers, seed, self.copy.dataset, None
+        )
+        worker_info.show(info)
+        if first and setup.worker_init_fn is not None:
+            # What it seeds and draws is its own affair: samples have streams of their own.
+            self.streams.begin(lambda _: seed)
+            self.streams.ticket = setup
+            try:
+                setup.worker_init_fn(worker_id)
+            except BaseException as error:
+                error.add_note(f"minato_async: worker_init_fn({worker_id})")
+                raise WorkerSetupError(error) from error
+        return self.copy.dataset
+
+
+class _Current(threading.local):
+    state: ThreadState | None = None
+
+
+_current = _Current()
+
+
+def current_state() -> ThreadState:
+    """The state of the calling worker thread."""
+    state = _current.state
+    assert state is not None, "not called by a worker thread"
+    return state
+
+
+@contextlib.contextmanager
+def worker_thread(worker: Worker) -> Iterator[None]:
+    """The context in which a worker's thread runs, from its start to its end."""
+    use_one_thread_here()
+    _current.state = ThreadState(NoStreams())
+    try:
+        yield
+    finally:
+        _current.state = None
+        worker_info.show(None)

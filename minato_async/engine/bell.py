@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 
@@ -30,8 +30,13 @@ class Bell:
     def ring(self) -> None:
         self._rings.put(None)
 
-    def wait(self) -> None:
-        self._rings.get()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until rung, for `timeout` seconds at most; False if it was not."""
+        try:
+            self._rings.get(timeout=timeout)
+        except Empty:
+            return False
+        return True
 
 
 class AsyncBell:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from minato_async import shutdown
@@ -14,6 +15,7 @@ from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
+from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Executor, Job, JobSource, Worker
 
 B = TypeVar("B", Bell, AsyncBell)
@@ -41,6 +43,8 @@ class Engine:
         self._sync = Sync(self._lock, self._due)
         self._loading: Loading | None = None
         self._broken: BaseException | None = None
+        #: What each worker is doing, for error messages.
+        self._running: dict[str, tuple[Job, float]] = {}
         self._closed = False
 
         self._num_workers = num_workers
@@ -118,10 +122,12 @@ class Engine:
             self._wake_workers(len(self._idle))
         self._due.ring()
 
-    def draw(self, epoch: Epoch, indices: list[object], unit: int) -> None:
+    def draw(
+        self, epoch: Epoch, indices: list[object], unit: int, repeats: Sequence[int] = ()
+    ) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
-            epoch.draw(indices, unit)
+            epoch.draw(indices, unit, repeats)
             self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 
@@ -132,30 +138,53 @@ class Engine:
             self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 
-    def next_batch(self, epoch: Loading) -> Batch | None:
-        """Wait for the next batch; None at the end of the epoch."""
+    def next_batch(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
+        """Wait for the next batch; None at the end of the epoch.
+
+        Raises RuntimeError after `timeout` seconds without one.
+        """
         self._check_process()
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             batch, ended, bell = self._pop(epoch, Bell)
             if batch is not None or ended:
                 return batch
-            bell.wait()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not bell.wait(left):
+                raise self._timed_out(timeout)
 
-    async def next_batch_async(self, epoch: Loading) -> Batch | None:
+    async def next_batch_async(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
         self._check_process()
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             batch, ended, bell = self._pop(epoch, AsyncBell)
             if batch is not None or ended:
                 return batch
-            await bell.rung
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                await asyncio.wait_for(bell.rung, left)
+            except TimeoutError:
+                raise self._timed_out(timeout) from None
+
+    def _timed_out(self, timeout: float | None) -> RuntimeError:
+        now = time.monotonic()
+        with self._lock:
+            running = [
+                f"{job.describe()} for {now - since:.1f} s on {worker}"
+                for worker, (job, since) in self._running.items()
+            ]
+        doing = "; ".join(running) or "nothing"
+        return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 
     def _pop(self, epoch: Loading, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
         """The next batch if there is one, whether there will be none, and otherwise a bell that
         rings when it is worth asking again."""
         bell = new_bell()
         with self._lock:
+            if isinstance(self._broken, WorkerSetupError):
+                raise self._broken.error
             if self._broken is not None:
                 raise RuntimeError("the loader's engine has failed") from self._broken
             batch = epoch.pop()
@@ -183,10 +212,13 @@ class Engine:
         while True:
             with self._lock:
                 if self._closed or worker.retiring:
+                    self._running.pop(worker.name, None)
                     return None
                 job = None if self._loading is None else self._loading.next_job()
                 if job is not None:
+                    self._running[worker.name] = job, time.monotonic()
                     return job
+                self._running.pop(worker.name, None)
                 bell = Bell()
                 self._idle.append(bell)
             bell.wait()

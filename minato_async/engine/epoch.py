@@ -54,9 +54,10 @@ class Epoch:
 
     # What the consumer does
 
-    def draw(self, indices: Sequence[Any], unit: int = 1) -> None:
-        """Add the tickets of one drawn batch."""
-        block = self.feed.add(indices, unit)
+    def draw(self, indices: Sequence[Any], unit: int = 1, repeats: Sequence[int] = ()) -> None:
+        """Add the tickets of one drawn batch; `repeats` tells for each index how often it was
+        drawn before, empty for never."""
+        block = self.feed.add(indices, unit, repeats)
         self._unfilled += len(indices)
         self._batches_ahead += 1
         self._batch_size = max(self._batch_size, len(indices))

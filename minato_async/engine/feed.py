@@ -21,11 +21,15 @@ class Block:
     is a row of its block and no object of its own: drawing one costs next to nothing.
     """
 
-    __slots__ = ("batch", "first", "indices", "next_row", "settled", "unit")
+    __slots__ = ("batch", "first", "indices", "next_row", "repeats", "settled", "unit")
 
-    def __init__(self, first: int, indices: Sequence[Any], unit: int) -> None:
+    def __init__(
+        self, first: int, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()
+    ) -> None:
         self.first = first
         self.indices = indices
+        #: How often this epoch has drawn the index of each row before; empty: never.
+        self.repeats = repeats
         #: Samples a ticket stands for: 1, or a whole batch for a dataset with `__getitems__`.
         self.unit = unit
         self.next_row = 0
@@ -75,9 +79,9 @@ class Feed:
         #: The sampler has no more.
         self.drawn_all = False
 
-    def add(self, indices: Sequence[Any], unit: int) -> Block:
+    def add(self, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()) -> Block:
         """Append the tickets of one drawn batch."""
-        block = Block(self._position, indices, unit)
+        block = Block(self._position, indices, unit, repeats)
         self._position += block.samples
         self.outstanding += block.samples
         self._unclaimed += len(indices) or 1

@@ -8,9 +8,9 @@ from typing import Any
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
 from minato_async.engine.epoch import Epoch, Order
-from minato_async.engine.feed import Claim
+from minato_async.engine.feed import Block, Claim
 from minato_async.engine.loading import Sync
-from minato_async.engine.recipe import Recipe, RowWriter
+from minato_async.engine.recipe import BoundRecipe, Recipe, RowWriter
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.base import Job, Worker
 
@@ -31,64 +31,83 @@ class MapEpoch(Epoch):
 class ClaimJob:
     """One claim of one epoch, to be run by the worker that took it."""
 
-    __slots__ = ("_claim", "_due", "_epoch", "_lock", "_recipe")
+    __slots__ = ("_block", "_claim", "_due", "_epoch", "_lock", "_recipe", "_row", "_samples")
 
     def __init__(self, claim: Claim, epoch: Epoch, recipe: Recipe, sync: Sync) -> None:
         self._claim = claim
+        self._block = claim.block
         self._epoch = epoch
         self._recipe = recipe
         self._lock = sync.lock
         self._due = sync.due
+        self._row = claim.start
+        self._samples: list[Any] = []
+
+    def describe(self) -> str:
+        row = self._row + len(self._samples)
+        if row >= self._claim.stop:
+            return "collating a batch"
+        return f"sample index {self._block.indices[row]!r}"
 
     def run(self, worker: Worker) -> None:
-        claim, epoch = self._claim, self._epoch
+        bound = self._recipe.bind(worker)
+        bound.context.run(self._run, bound, worker.name)
+
+    def _run(self, bound: BoundRecipe, worker: str) -> None:
+        claim, epoch, block = self._claim, self._epoch, self._block
         for batch in claim.completed:
-            self._collate(batch, worker)
-        row = claim.start
-        while row < claim.stop and not epoch.abandoned:
+            self._collate(batch, bound, worker)
+        while self._row < claim.stop and not epoch.abandoned:
             began = perf_counter()
-            samples, failure = self._fetch(row, worker)
-            completed = self._settle(row, samples, perf_counter() - began)
-            row += len(samples)
+            failure = self._fetch(bound, worker)
+            completed = self._settle(perf_counter() - began)
             if failure is not None:
                 with self._lock:
-                    completed += epoch.fail(claim.block, row, failure)
+                    completed += epoch.fail(block, self._row, failure)
                 self._due.ring()
-                row += 1
-            # While batches are collated, nothing here keeps what already has its place.
-            del samples, failure
+                self._row += 1
+                # Its traceback refers to this frame.
+                del failure
             for batch in completed:
-                self._collate(batch, worker)
+                self._collate(batch, bound, worker)
 
-    def _fetch(self, row: int, worker: Worker) -> tuple[list[Any], BaseException | None]:
-        """The samples of the tickets from `row` on, up to the end of the claim or to the first
-        that fails, and its failure. This loop is what a trivial sample costs."""
-        fetch, stop = self._recipe.fetch, self._claim.stop
-        samples: list[Any] = []
-        append = samples.append
+    def _fetch(self, bound: BoundRecipe, worker: str) -> BaseException | None:
+        """Run the tickets that are left, up to the first that fails; returns its failure. This
+        loop is what a trivial sample costs."""
+        fetch, streams, append = bound.fetch, bound.streams, self._samples.append
+        streams.begin(self._seed)
+        first = row = self._row
         try:
-            for index in self._claim.block.indices[row:stop]:
+            for row, index in enumerate(self._block.indices[first : self._claim.stop], first):
+                streams.ticket = row
                 append(fetch(index))
         except BaseException as error:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
-            return samples, name_sample(error, index, self._recipe.step, worker.name)
-        return samples, None
+            return name_sample(error, self._block.indices[row], self._recipe.step, worker)
+        return None
 
-    def _settle(self, row: int, samples: list[Any], seconds: float) -> list[Batch]:
-        """Give the samples from `row` on their places; returns the batches that they complete."""
-        block, writer = self._claim.block, self._recipe.row_writer
+    def _seed(self, row: int) -> int:
+        block = self._block
+        return self._recipe.seed(block.indices[row], block.repeats[row] if block.repeats else 0)
+
+    def _settle(self, seconds: float) -> list[Batch]:
+        """Give the samples just run their places; returns the batches that they complete."""
+        block, row, samples = self._block, self._row, self._samples
+        self._row, self._samples = row + len(samples), []
+        writer = self._recipe.row_writer
         if len(samples) == 1 and writer is not None and writer.pays(samples[0]):
-            return self._write(row, samples[0], seconds, writer)
+            return self._write(block, row, samples[0], seconds, writer)
         with self._lock:
             completed = self._epoch.settle(block, row, samples, seconds)
         self._due.ring()
         return completed
 
-    def _write(self, row: int, sample: Any, seconds: float, writer: RowWriter) -> list[Batch]:
+    def _write(
+        self, block: Block, row: int, sample: Any, seconds: float, writer: RowWriter
+    ) -> list[Batch]:
         """Write one sample straight into its row of the batch. Samples cheap enough to be claimed
         by the batch do not come here: their batch is one worker's work either way."""
-        block = self._claim.block
         with self._lock:
             placed = self._epoch.place(block, row, seconds)
             if placed is None:
@@ -103,16 +122,18 @@ class ClaimJob:
         self._due.ring()
         return completed
 
-    def _collate(self, batch: Batch, worker: Worker) -> None:
+    def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
         failure: BaseException | None = None
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0))
+        bound.streams.ticket = batch
         try:
-            if batch.rows is None:
-                content = self._recipe.collate(batch.samples)
-            else:
-                content = batch.rows.collate(batch.samples)
+            collate = bound.collate if batch.rows is None else batch.rows.collate
+            content = bound.finish(collate(batch.samples))
         except BaseException as error:
-            failure = name_batch(error, batch.indices, batch.samples, worker.name)
+            if isinstance(error, SampleCancelled) and self._epoch.abandoned:
+                raise
+            failure = name_batch(error, batch.indices, batch.samples, worker)
         with self._lock:
             self._epoch.collated(batch, content, failure)
         self._due.ring()

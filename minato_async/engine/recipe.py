@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextvars import Context
 from typing import Any, Protocol
+
+from minato_async.executors.base import Worker
 
 
 class Rows(Protocol):
@@ -25,13 +27,52 @@ class RowWriter(Protocol):
     def rows(self, size: int) -> Rows: ...
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Streams(Protocol):
+    """The random state that belongs to the sample which a worker is running."""
+
+    #: Set before each sample; a value unlike the one before begins a new stream.
+    ticket: Any
+
+    def begin(self, resolve: Callable[[Any], int]) -> None:
+        """What follows are other tickets. `resolve` gives the seed of one, at its first draw."""
+
+
+class BoundRecipe(Protocol):
+    """A recipe in the hands of one worker, for one epoch."""
+
+    @property
+    def fetch(self) -> Callable[[Any], Any]:
+        """Makes the sample of an index."""
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Makes a batch of samples."""
+
+    @property
+    def finish(self) -> Callable[[Any], Any]:
+        """Applied to every batch, however it was collated."""
+
+    @property
+    def streams(self) -> Streams: ...
+
+    @property
+    def context(self) -> Context:
+        """The context variables in which user code runs; a copy of the worker's own."""
+
+
+class Recipe(Protocol):
     """How a ticket's index becomes a sample and how samples become a batch."""
 
-    fetch: Callable[[Any], Any]
-    collate: Callable[[list[Any]], Any]
-    #: Names the step `fetch` in error messages.
-    step: str
-    #: None: every batch goes through `collate`.
-    row_writer: RowWriter | None = None
+    @property
+    def step(self) -> str:
+        """Names the step `fetch` in error messages."""
+
+    @property
+    def row_writer(self) -> RowWriter | None:
+        """None: every batch goes through `collate`."""
+
+    def bind(self, worker: Worker) -> BoundRecipe:
+        """The recipe for `worker`, in whose thread this is called, for every job."""
+
+    def seed(self, key: Any, repeat: int) -> int:
+        """The seed of the sample of index `key`, drawn `repeat` times before in this epoch."""

@@ -13,12 +13,19 @@ class Worker(Protocol):
         """Name shown in errors and in debuggers, unique within its loader."""
 
     @property
+    def number(self) -> int:
+        """Told to user code as the worker's id: the smallest that no other worker has."""
+
+    @property
     def retiring(self) -> bool:
         """True once the executor has asked this worker to end after its current job."""
 
 
 class Job(Protocol):
     """A piece of work that one worker runs from beginning to end."""
+
+    def describe(self) -> str:
+        """What is being done now, in a few words. Any thread, while the job runs."""
 
     def run(self, worker: Worker) -> None:
         """Do the work. Errors of user code are recorded, not raised: what escapes is a bug."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.executors.base import JobSource
@@ -19,6 +21,7 @@ class ThreadWorker:
     """
 
     def __init__(self, number: int, main: Callable[[ThreadWorker], None]) -> None:
+        self.number = number
         self.name = f"minato-worker-{number}"
         self.retiring = False
         self.ended = False
@@ -28,17 +31,22 @@ class ThreadWorker:
 class ThreadExecutor:
     """A set of threads, each taking jobs from `source` until told to end.
 
-    `on_all_ended` is called once, by the last worker to end after `close`, or by `close` itself
-    when no worker is left.
+    `setup` gives the context in which a worker's thread runs. `on_all_ended` is called once, by
+    the last worker to end after `close`, or by `close` itself when no worker is left.
     """
 
-    def __init__(self, source: JobSource, on_all_ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        source: JobSource,
+        on_all_ended: Callable[[], None],
+        setup: Callable[[ThreadWorker], AbstractContextManager[None]] = nullcontext,  # type: ignore[assignment]
+    ) -> None:
         self._source = source
+        self._setup = setup
         self._on_all_ended = on_all_ended
         # Guards the three fields below. Never held while a job runs or the source is called.
         self._lock = threading.Lock()
         self._workers: list[ThreadWorker] = []
-        self._started = 0
         self._closed = False
 
     @property
@@ -62,8 +70,9 @@ class ThreadExecutor:
             for worker in staying[size:]:
                 worker.retiring = True
             for _ in range(size - len(staying)):
-                worker = ThreadWorker(self._started, self._main)
-                self._started += 1
+                taken = {worker.number for worker in self._workers if not worker.ended}
+                free = next(number for number in itertools.count() if number not in taken)
+                worker = ThreadWorker(free, self._main)
                 self._workers.append(worker)
                 starting.append(worker)
         if len(staying) > size:
@@ -119,10 +128,11 @@ class ThreadExecutor:
 
     def _main(self, worker: ThreadWorker) -> None:
         try:
-            while (job := self._source.take(worker)) is not None:
-                job.run(worker)
-                # A finished job holds its samples: an idle worker must not keep them alive.
-                del job
+            with self._setup(worker):
+                while (job := self._source.take(worker)) is not None:
+                    job.run(worker)
+                    # A finished job holds its samples: an idle worker must not keep them.
+                    del job
         except SampleCancelled:
             pass  # `interrupt` hit between two jobs
         except BaseException as error:

@@ -1,0 +1,46 @@
+"""How often an epoch has drawn an index before: the k of a sample's random state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+
+def may_repeat(loader: DataLoader[Any]) -> bool:
+    """Whether an epoch of `loader` may draw an index more than once.
+
+    Counting costs as much as a trivial sample does, so it is left out where torch's own samplers
+    make it needless.
+    """
+    batch_sampler: Any = loader.batch_sampler
+    sampler: Any = loader.sampler
+    if batch_sampler is not None:
+        if type(batch_sampler) is not BatchSampler:
+            return True
+        sampler = batch_sampler.sampler
+    if type(sampler) is RandomSampler:
+        return sampler.replacement or sampler.num_samples > len(sampler.data_source)
+    return type(sampler) is not SequentialSampler
+
+
+class RepeatCounter:
+    """Counts the draws of each index in one epoch. Used by the consumer that draws."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[Any, int] = {}
+
+    def count(self, indices: Sequence[Any]) -> Sequence[int]:
+        """For each index how often it was drawn before; empty if none was."""
+        drawn = self._drawn
+        repeats = []
+        for index in indices:
+            try:
+                before = drawn.get(index, 0)
+            except TypeError:  # a list or another key that cannot be hashed
+                index = repr(index)
+                before = drawn.get(index, 0)
+            drawn[index] = before + 1
+            repeats.append(before)
+        return repeats if any(repeats) else ()
