@@ -142,6 +142,8 @@ class EngineIterator(LoaderIterator):
             self._engine = Engine(executor, self._options.num_workers)
         self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
         self._drawn_all = False
+        #: What the sampler raised, if it did: to be raised after all that it drew before.
+        self._draw_errors: list[BaseException] = []
         self._draw()
 
     # Consumers
@@ -150,9 +152,10 @@ class EngineIterator(LoaderIterator):
         epoch = self._epoch
         batch = self._engine.next_batch(epoch, self._options.timeout)
         if batch is None:
-            engine = self._let_go()
-            del self
-            raise_draw_error(epoch)
+            engine, errors = self._let_go(), self._take_draw_errors()
+            del self, epoch
+            if errors:
+                raise errors.pop()
             if engine is not None:
                 engine.join()
             raise StopIteration
@@ -169,8 +172,10 @@ class EngineIterator(LoaderIterator):
         batch = await self._engine.next_batch_async(epoch, self._options.timeout)
         if batch is None:
             self._let_go()
-            del self
-            raise_draw_error(epoch)
+            errors = self._take_draw_errors()
+            del self, epoch
+            if errors:
+                raise errors.pop()
             raise StopAsyncIteration
         self._draw()
         if batch.failure is None:
@@ -211,22 +216,28 @@ class EngineIterator(LoaderIterator):
                     self._drawn_all = True
                     self._engine.end_draw(epoch)
                 except Exception as error:
-                    # What was drawn before is delivered first, then this is raised. Until then
-                    # the engine keeps it: without this frame, which refers to the iterator.
-                    trace = error.__traceback__
-                    error.with_traceback(trace and trace.tb_next)
+                    # What was drawn before is delivered first, then this is raised. It must not
+                    # be kept where a thread finds it: its traceback refers to this frame and to
+                    # those that called it, and they to the iterator.
                     self._drawn_all = True
-                    self._engine.end_draw(epoch, error)
+                    self._draw_errors.append(error)
+                    self._engine.end_draw(epoch)
                 except BaseException as interrupt:
                     # Ctrl-C does not wait. A generator that it hit has ended: whoever goes on
                     # all the same must not take that for the end of the epoch.
                     self._drawn_all = True
                     cut_short = RuntimeError(f"the sampler was interrupted by {interrupt!r}")
-                    self._engine.end_draw(epoch, cut_short)
+                    self._draw_errors.append(cut_short)
+                    self._engine.end_draw(epoch)
                     raise
                 else:
                     repeats = () if self._repeats is None else self._repeats.count(indices)
                     self._engine.draw(epoch, indices, unit, repeats)
+
+    def _take_draw_errors(self) -> list[BaseException]:
+        with self._drawing:
+            errors, self._draw_errors = self._draw_errors, []
+        return errors
 
     def _tickets(self, drawn: Any) -> tuple[list[Any], int]:
         """The tickets' indices in what the sampler drew, and how many samples each stands for."""
@@ -239,16 +250,6 @@ class EngineIterator(LoaderIterator):
             return epoch.feed.outstanding < self._options.window
         assert self._options.batches_ahead is not None
         return epoch.batches_ahead < self._options.batches_ahead
-
-
-def raise_draw_error(epoch: Epoch) -> None:
-    """Raise what the sampler raised, if it did, now that all it drew before is delivered."""
-    error = epoch.take_draw_error()
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error
 
 
 def raise_failure(batch: Batch) -> NoReturn:

@@ -131,10 +131,10 @@ class Engine:
             self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 
-    def end_draw(self, epoch: Epoch, error: BaseException | None = None) -> None:
-        """No more will be drawn for `epoch`; `error` is what the sampler raised, if it did."""
+    def end_draw(self, epoch: Epoch) -> None:
+        """No more will be drawn for `epoch`."""
         with self._lock:
-            epoch.end_draw(error)
+            epoch.end_draw()
             self._wake_workers(epoch.jobs_waiting)
         self._due.ring()
 

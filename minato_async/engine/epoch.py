@@ -47,8 +47,6 @@ class Epoch:
         self._left_over: list[Batch] = []
         self._batches_ahead = 0
         self._batch_size = 1
-        #: Raised in the consumer once everything drawn before it is delivered.
-        self._draw_error: BaseException | None = None
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
 
@@ -64,10 +62,9 @@ class Epoch:
         if (batch := self._builder.expect(block)) is not None:
             self.delivery.expect(batch)
 
-    def end_draw(self, error: BaseException | None = None) -> None:
-        """The sampler has no more, or raised `error`."""
+    def end_draw(self) -> None:
+        """The sampler has no more, or raised."""
         self.feed.drawn_all = True
-        self._draw_error = error
         self._left_over += self._complete_last()
         self.delivery.wake()
 
@@ -92,10 +89,6 @@ class Epoch:
     def finished(self) -> bool:
         """Everything that was drawn is delivered, and there is no more to draw."""
         return self.abandoned or (self.feed.drawn_all and not self.feed.outstanding)
-
-    def take_draw_error(self) -> BaseException | None:
-        error, self._draw_error = self._draw_error, None
-        return error
 
     # What workers do
 
