@@ -247,7 +247,8 @@ class EngineIterator(LoaderIterator):
 
     def _wants_more(self, epoch: Epoch) -> bool:
         if self._options.window is not None:
-            return epoch.feed.outstanding < self._options.window
+            # Empty batches take no place in the window, so they are bounded by their number.
+            return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
         assert self._options.batches_ahead is not None
         return epoch.batches_ahead < self._options.batches_ahead
 

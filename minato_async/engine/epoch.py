@@ -58,7 +58,10 @@ class Epoch:
         block = self.feed.add(indices, unit, repeats)
         self._unfilled += len(indices)
         self._batches_ahead += 1
-        self._batch_size = max(self._batch_size, len(indices))
+        self._batch_size = max(self._batch_size, block.samples)
+        if not self._order.as_drawn:
+            # The batch being formed may have to be completed by a smaller block.
+            self.feed.admit(block.samples)
         if (batch := self._builder.expect(block)) is not None:
             self.delivery.expect(batch)
 
@@ -73,8 +76,9 @@ class Epoch:
         """Batches drawn and not delivered."""
         if self._order.as_drawn:
             return self._batches_ahead
-        # Failed samples are items of their own here, so what is ahead is told by the samples.
-        return -(-self.feed.outstanding // self._batch_size)
+        # Failed samples are items of their own here, so what is ahead is told by the samples. A
+        # part of a batch is none: it may need the next one to be drawn.
+        return self.feed.outstanding // self._batch_size
 
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""
@@ -88,7 +92,9 @@ class Epoch:
     @property
     def finished(self) -> bool:
         """Everything that was drawn is delivered, and there is no more to draw."""
-        return self.abandoned or (self.feed.drawn_all and not self.feed.outstanding)
+        # Empty batches have no samples that are outstanding, but are drawn and delivered.
+        left = self._batches_ahead if self._order.as_drawn else self.feed.outstanding
+        return self.abandoned or (self.feed.drawn_all and not left)
 
     # What workers do
 
@@ -163,7 +169,7 @@ class Epoch:
             completed.append(batch)
 
     def _report(self, block: Block, batch: Batch) -> None:
-        if not batch.ready and self._builder.reportable(block, batch):
+        if not (batch.ready or self.abandoned) and self._builder.reportable(block, batch):
             self.delivery.put(batch)
 
     def _complete_last(self) -> list[Batch]:

@@ -122,6 +122,14 @@ class Feed:
             return Claim(block, start, start + count)
         return None
 
+    @property
+    def window(self) -> int:
+        return self._window
+
+    def admit(self, samples: int) -> None:
+        """Widen the window to `samples`, if it is smaller."""
+        self._window = max(self._window, samples)
+
     def leave_window(self, samples: int) -> None:
         """`samples` that were claimed need their place no more."""
         self.in_window -= samples
