@@ -112,8 +112,9 @@ def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
         return getter
     # Looked up on the type, as brackets do, and once rather than for every sample.
     function = getattr(type(dataset), method, None)
-    if function is None:
-        return partial(operator.getitem, dataset)  # raises the TypeError that brackets raise
+    if function is None or not hasattr(function, "__get__"):
+        # None, for which brackets raise their TypeError, or a callable that does not bind.
+        return partial(operator.getitem, dataset)
     getter = function.__get__(dataset)
     return getter
 
