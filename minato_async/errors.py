@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,13 +23,11 @@ class WorkerSetupError(Exception):
 def name_sample(error: BaseException, index: Any, step: str, worker: str) -> BaseException:
     """`error` with a note naming the sample. The message itself stays as the user wrote it.
 
-    A `StopIteration` becomes the cause of a `RuntimeError`: raised from `next()` it would end
-    the epoch without a word.
+    A `StopIteration`, or its async sister, becomes the cause of a `RuntimeError`: raised from
+    `next()` it would end the epoch without a word.
     """
-    if isinstance(error, StopIteration):
-        stopped, error = error, RuntimeError(f"{step} raised StopIteration")
-        error.__cause__ = stopped
-    _note(error, f"minato_async: sample index {index!r}, step {step}, worker {worker}")
+    error = _no_stop(error, step)
+    _note(error, f"minato_async: sample index {_shown(index)}, step {step}, worker {worker}")
     return error
 
 
@@ -37,21 +36,37 @@ def name_batch(
 ) -> BaseException:
     """`error`, raised while collating, with a note naming the samples of the batch and, where
     they differ from the first in shape or type, which one does."""
-    if isinstance(error, StopIteration):
-        stopped, error = error, RuntimeError("collate_fn raised StopIteration")
-        error.__cause__ = stopped
-    listed = ", ".join(repr(index) for index in indices[:_LISTED])
+    error = _no_stop(error, "collate_fn")
+    listed = ", ".join(_shown(index) for index in indices[:_LISTED])
     more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
     _note(error, f"minato_async: collating samples with indices [{listed}{more}], worker {worker}")
-    if odd := _odd_one_out(indices, samples):
-        _note(error, f"minato_async: {odd}")
+    # Samples may be of any class: what goes wrong in describing them must not hide the error.
+    with contextlib.suppress(Exception):
+        if odd := _odd_one_out(indices, samples):
+            _note(error, f"minato_async: {odd}")
     return error
+
+
+def _no_stop(error: BaseException, step: str) -> BaseException:
+    if not isinstance(error, (StopIteration, StopAsyncIteration)):
+        return error
+    wrapped = RuntimeError(f"{step} raised {type(error).__name__}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _note(error: BaseException, note: str) -> None:
     # A dataset may raise one exception object over and over: it must not collect notes for ever.
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    with contextlib.suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _shown(index: Any) -> str:
+    try:
+        return repr(index)
+    except Exception:
+        return f"<{type(index).__name__}>"
 
 
 def _odd_one_out(indices: Sequence[Any], samples: Sequence[Any]) -> str | None:
@@ -60,7 +75,10 @@ def _odd_one_out(indices: Sequence[Any], samples: Sequence[Any]) -> str | None:
     first = describe(samples[0])
     for index, sample in zip(indices, samples, strict=False):
         if (other := describe(sample)) != first:
-            return f"sample index {index!r} is {other}, but sample index {indices[0]!r} is {first}"
+            return (
+                f"sample index {_shown(index)} is {other}, "
+                f"but sample index {_shown(indices[0])} is {first}"
+            )
     return None
 
 
