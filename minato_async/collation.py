@@ -32,17 +32,19 @@ class RowLeaf:
         self.leaf = leaf
         self.row = row
 
-    def tensor(self) -> torch.Tensor:
-        return self.leaf.buffer[self.row]
+    def original(self) -> torch.Tensor | np.ndarray[Any, Any]:
+        row = self.leaf.buffer[self.row]
+        return row if self.leaf.type is torch.Tensor else row.numpy()
 
 
 class _Leaf:
-    """The rows of one tensor of the sample's structure."""
+    """The rows of one tensor, or array, of the sample's structure."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "type")
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, type_: type) -> None:
         self.buffer = buffer
+        self.type = type_
 
 
 def _collate_row_leaves(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -101,8 +103,9 @@ class DefaultRows:
             leaf = self._leaves.get(key)
             if leaf is None:
                 buffer = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype)
-                leaf = self._leaves[key] = _Leaf(buffer)
-        if leaf.buffer.dtype != tensor.dtype or leaf.buffer.shape[1:] != tensor.shape:
+                leaf = self._leaves[key] = _Leaf(buffer, type(part))
+        alike = leaf.buffer.dtype == tensor.dtype and leaf.buffer.shape[1:] == tensor.shape
+        if not alike or leaf.type is not type(part):
             return part
         leaf.buffer[row].copy_(tensor)
         return RowLeaf(leaf, row)
@@ -112,13 +115,17 @@ class DefaultRows:
         original values: it may convert them, or raise the error that the user knows."""
         written = [s if _has_row_leaf(s) else self.write(i, s) for i, s in enumerate(samples)]
         if self._all_written(written) and len(samples) == self._size:
-            return collate(written, collate_fn_map=_COLLATE_MAP)
+            try:
+                return collate(written, collate_fn_map=_COLLATE_MAP)
+            except Exception:
+                samples[:] = map(_restore, written)  # to be described in the error's notes
+                raise
         samples[:] = map(_restore, written)
         return collate(samples, collate_fn_map=default_collate_fn_map)
 
     def _all_written(self, samples: list[Any]) -> bool:
-        keys = set(self._leaves)
-        return all(_row_leaf_keys(sample) == keys for sample in samples)
+        keys, container = set(self._leaves), type(samples[0])
+        return all(type(s) is container and _row_leaf_keys(s) == keys for s in samples)
 
 
 def _is_large(value: Any) -> bool:
@@ -126,9 +133,10 @@ def _is_large(value: Any) -> bool:
     # torch.stack makes of other layouts is for torch to decide.
     if type(value) is torch.Tensor:
         return (
-            value.nbytes >= LARGE
+            value.layout is torch.strided  # first: some of the others are not for every layout
+            and not value.is_nested
+            and value.nbytes >= LARGE
             and value.device.type == "cpu"
-            and value.layout is torch.strided
             and value.is_contiguous()
             and not value.requires_grad
             and not value.is_quantized
@@ -139,6 +147,7 @@ def _is_large(value: Any) -> bool:
         return (
             value.nbytes >= LARGE
             and value.dtype.kind in _NUMERIC
+            and value.dtype.itemsize <= 8  # torch has no long double
             and value.dtype.isnative
             and value.flags.c_contiguous
         )
@@ -170,4 +179,4 @@ def _restore(sample: Any) -> Any:
 
 
 def _restore_part(part: Any) -> Any:
-    return part.tensor() if type(part) is RowLeaf else part
+    return part.original() if type(part) is RowLeaf else part
