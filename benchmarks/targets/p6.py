@@ -1,14 +1,15 @@
 """P6: memory of one more thread worker.
 
 A fresh process for every measurement: resident memory with few and with many workers, all of which
-have run samples at the same time and several of them, divided by the difference. The samples are so
-small that what the larger window holds does not count. torch's worker processes stand beside it.
+have run samples at the same time and several of them, divided by the difference. The samples return
+plain numbers, so that what waits in the larger window does not count; the same with small tensors
+is shown beside it, and so are torch's worker processes.
 """
 
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.contest import present
@@ -16,7 +17,7 @@ from benchmarks.figures import at_most
 from benchmarks.measure.checks import CheckFailed
 from benchmarks.measure.child import call_in_child
 from benchmarks.measure.memory import MB, of_tree
-from benchmarks.measure.statistics import Spread, spread
+from benchmarks.measure.statistics import spread
 from benchmarks.peers.base import PREFETCH_FACTOR, Peer, Plan
 from benchmarks.peers.minato import MINATO
 from benchmarks.peers.nodes import NODES_IN_ORDER
@@ -33,12 +34,12 @@ MANY_PROCESSES = 10
 """Fewer than threads: each costs many megabytes, so the difference shows all the same."""
 QUICK = 4
 """Instead of both, to try the code."""
-ROUNDS = 5
+ROUNDS = 3
 GOAL_MB = 1.0
 PEERS = {peer.name: peer for peer in (MINATO, SPDL_INPUT, NODES_IN_ORDER, TORCH)}
 
 
-def measure(peer: str, workers: int) -> dict[str, int]:
+def measure(peer: str, workers: int, tensors: bool) -> dict[str, int]:
     """In a fresh process: bytes while the epoch runs, after every worker has run samples.
 
     The first batches are consumed until all workers were seen in them, and then as many again as
@@ -51,7 +52,7 @@ def measure(peer: str, workers: int) -> dict[str, int]:
     window = PREFETCH_FACTOR * workers
     # Beyond what is consumed the window must still be full when memory is read.
     length = BATCH_SIZE * window * 5
-    dataset = Crowd(workers, length, processes=chosen.home == "processes")
+    dataset = Crowd(workers, length, processes=chosen.home == "processes", tensors=tensors)
     iterator = iter(chosen.load(Plan(dataset, length, BATCH_SIZE, workers)))
     seen: set[int] = set()
     for _ in range(window * 3):
@@ -66,28 +67,28 @@ def measure(peer: str, workers: int) -> dict[str, int]:
     return {**asdict(memory), "rss_before": before.rss, "torch_threads": torch.get_num_threads()}
 
 
-@dataclass
-class _Worker:
-    """One more worker of a peer, in bytes, by round."""
+def _difference(peer: Peer, tensors: bool, many: int, rounds: int, report: Report) -> list[float]:
+    """Megabytes of one more worker, by round.
 
-    rss: list[float]
-    pss: list[float]
-
-
-def _difference(peer: Peer, many: int, rounds: int, report: Report) -> _Worker:
-    found = _Worker([], [])
+    Threads by resident memory, which no other process changes; processes by proportional memory,
+    for the resident memory of each counts the pages they share.
+    """
+    key = "pss" if peer.home == "processes" else "rss"
+    found: list[float] = []
     raw: list[dict[str, Any]] = []
     for number in range(rounds):
-        few = call_in_child(f"{__name__}:measure", peer=peer.name, workers=FEW)
-        more = call_in_child(f"{__name__}:measure", peer=peer.name, workers=many)
-        raw.append({"few": few, "many": more})
-        found.rss.append((more["rss"] - few["rss"]) / (many - FEW))
-        found.pss.append((more["pss"] - few["pss"]) / (many - FEW))
-        report.progress(
-            f"round {number + 1}/{rounds}: {peer.name} {found.pss[-1] / MB:.3f} MB a worker"
+        few, more = (
+            call_in_child(f"{__name__}:measure", peer=peer.name, workers=workers, tensors=tensors)
+            for workers in (FEW, many)
         )
-    report.raw[f"memory, {peer.name}"] = raw
+        raw.append({"few": few, "many": more})
+        found.append((more[key] - few[key]) / (many - FEW) / MB)
+        report.progress(f"round {number + 1}/{rounds}: {peer.name} {found[-1]:.3f} MB")
+    report.raw[f"memory, {peer.name}, {_RESULTS[tensors]}"] = raw
     return found
+
+
+_RESULTS = {False: "numbers", True: "small tensors"}
 
 
 def run(options: Options, report: Report) -> None:
@@ -96,26 +97,24 @@ def run(options: Options, report: Report) -> None:
     table = Table(
         f"one more worker, MB (10^6 bytes): ({threads} − {FEW} threads, "
         f"{processes} − {FEW} processes), every run in a fresh process",
-        ("loader", "resident (RSS)", "proportional (PSS)", "rounds"),
+        ("loader", "samples return", "MB", "measured as"),
     )
     figure = float("nan")
     for peer in present((MINATO, TORCH) if options.quick else PEERS.values(), report):
         forks = peer.home == "processes"
-        rounds = options.rounds_or(ROUNDS)
-        try:
-            worker = _difference(peer, processes if forks else threads, rounds, report)
-        except (RuntimeError, OSError) as error:
-            report.note(f"{peer.name} failed: {error}")
-            table.rows.append((peer.name, "failed", "", ""))
-            continue
-        rss: Spread = spread(value / MB for value in worker.rss)
-        pss: Spread = spread(value / MB for value in worker.pss)
-        # Summed over processes, resident memory counts every shared page once for each of them.
-        table.rows.append(
-            (peer.name, "" if forks else rss.text(3), pss.text(3), str(len(worker.rss)))
-        )
-        if peer is MINATO:
-            figure = rss.median
+        many = processes if forks else threads
+        for tensors in (False,) if forks or options.quick else (False, True):
+            name = (peer.name, _RESULTS[tensors])
+            try:
+                found = _difference(peer, tensors, many, options.rounds_or(ROUNDS), report)
+            except (RuntimeError, OSError) as error:
+                report.note(f"{peer.name} failed: {error}")
+                table.rows.append((*name, "failed", ""))
+                continue
+            kind = "proportional (PSS)" if forks else "resident (RSS)"
+            table.rows.append((*name, spread(found).text(3), kind))
+            if peer is MINATO and not tensors:
+                figure = spread(found).median
     report.table(table)
     report.figures.append(at_most("thread_MB", figure, GOAL_MB))
 
