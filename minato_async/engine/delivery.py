@@ -50,5 +50,8 @@ class Delivery:
             self._due.add(bell)
         self._waiting.clear()
 
-    def clear(self) -> None:
+    def clear(self) -> list[Batch]:
+        """Forget what is queued, and return it."""
+        batches = list(self._queue)
         self._queue.clear()
+        return batches

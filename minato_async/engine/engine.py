@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -40,8 +41,10 @@ class Engine:
         #: worked on is still in its core's cache.
         self._idle: list[Bell] = []
         self._due = DueBells()
-        self._sync = Sync(self._lock, self._due)
+        self._sync = Sync(self._lock, self._due, self._wake_workers)
         self._loading: Loading | None = None
+        #: What abandoned epochs have left to do.
+        self._left_over: deque[Job] = deque()
         self._broken: BaseException | None = None
         #: What each worker is doing, for error messages.
         self._running: dict[str, tuple[Job, float]] = {}
@@ -117,7 +120,7 @@ class Engine:
         with self._lock:
             self._closed = self._closed or closed
             if self._loading is not None:
-                self._loading.abandon()
+                self._left_over += self._loading.abandon()
                 self._loading = None
             self._wake_workers(len(self._idle))
         self._due.ring()
@@ -211,14 +214,18 @@ class Engine:
     def take(self, worker: Worker) -> Job | None:
         while True:
             with self._lock:
-                if self._closed or worker.retiring:
-                    self._running.pop(worker.name, None)
-                    return None
-                job = None if self._loading is None else self._loading.next_job()
+                ending = self._closed or worker.retiring
+                job: Job | None = None
+                if self._left_over:
+                    job = self._left_over.popleft()
+                elif self._loading is not None and not ending:
+                    job = self._loading.next_job()
                 if job is not None:
                     self._running[worker.name] = job, time.monotonic()
                     return job
                 self._running.pop(worker.name, None)
+                if ending:
+                    return None
                 bell = Bell()
                 self._idle.append(bell)
             bell.wait()

@@ -15,6 +15,7 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.claim_size import ClaimSize
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.feed import Block, Claim, Feed
+from minato_async.executors.base import Job
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,11 @@ class Epoch:
         if not self.abandoned:
             self.delivery.put(batch)
 
-    def abandon(self) -> None:
+    def abandon(self) -> Sequence[Job]:
         """The consumer will not come back: forget what is loaded, wake whoever waits."""
         self.abandoned = True
         self._left_over.clear()
         self.feed.clear()
         self.delivery.clear()
         self.delivery.wake()
+        return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,8 @@ class Sync:
     lock: threading.Lock
     #: Rung by whoever held the lock, after its release.
     due: DueBells
+    #: Adds to `due` the bells of as many idle workers, if there are so many.
+    wake_workers: Callable[[int], None]
 
 
 class Loading(Protocol):
@@ -43,5 +46,9 @@ class Loading(Protocol):
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""
 
-    def abandon(self) -> None:
-        """Nobody will ask for more: drop what is loaded, wake whoever waits."""
+    def abandon(self) -> Sequence[Job]:
+        """Nobody will ask for more: drop what is loaded, wake whoever waits.
+
+        Returns what workers have to do all the same, even if the engine closes: letting go of
+        some objects runs user code, which may not happen under the lock nor on the event loop.
+        """
