@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +15,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.jobs import MapEpoch
+from minato_async.engine.loading import Loading
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.options import check_options
@@ -107,44 +109,40 @@ class SerialIterator(LoaderIterator):
 
 
 class EngineIterator(LoaderIterator):
-    """Takes batches from an engine, and draws one for each that it takes.
+    """Takes batches from an engine.
 
     When it is dropped, its engine closes: nothing else refers to it, no thread does.
     """
 
     _engine: Engine
+    _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
         self._options = check_options(loader, loader.max_queue_size, loader.scheduler)
         self._persistent = loader.persistent_workers
-        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
-        self._drawing = threading.Lock()
-        self._drawn_all = False
         self._start_epoch(loader, first=True)
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
         """Begin the next epoch with the same workers, whatever is left of this one."""
         self._start_epoch(loader, first=False)
 
+    @abstractmethod
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
-        if first:
-            self._start(loader)
-        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
-        # asked here although `_start` has asked it, and later epochs draw no base seed.
-        self._sampler = iter(self._index_sampler)
-        recipe = self._make_recipe(loader)
-        self._batch_is_ticket = recipe.batch_is_ticket
-        self._repeats = RepeatCounter() if may_repeat(loader) else None
-        order = choose_order(loader, loader.in_order)
-        if first:
-            executor = partial(ThreadExecutor, setup=worker_thread)
-            self._engine = Engine(executor, self._options.num_workers)
-        self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
-        self._drawn_all = False
-        #: What the sampler raised, if it did: to be raised after all that it drew before.
-        self._draw_errors: list[BaseException] = []
-        self._draw()
+        """Begin an epoch; for the first, start the engine too."""
+
+    def _new_engine(self) -> Engine:
+        return Engine(partial(ThreadExecutor, setup=worker_thread), self._options.num_workers)
+
+    def _draw(self) -> None:
+        """Called for every batch that is taken: see to it that there will be others."""
+
+    def _take_draw_errors(self) -> list[BaseException]:
+        """What is left to be raised when all batches are delivered."""
+        return []
+
+    def _count(self) -> None:
+        """Called for every batch that is about to be returned."""
 
     # Consumers
 
@@ -161,6 +159,7 @@ class EngineIterator(LoaderIterator):
             raise StopIteration
         self._draw()
         if batch.failure is None:
+            self._count()
             return batch.take_content()
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
         # the workers: here, and wherever `self` is deleted in the following.
@@ -179,6 +178,7 @@ class EngineIterator(LoaderIterator):
             raise StopAsyncIteration
         self._draw()
         if batch.failure is None:
+            self._count()
             return batch.take_content()
         del self, epoch
         raise_failure(batch)
@@ -203,7 +203,35 @@ class EngineIterator(LoaderIterator):
         if hasattr(self, "_engine"):
             self._engine.close_soon()
 
-    # The sampler
+
+class MapIterator(EngineIterator):
+    """Over a map-style dataset: draws one batch for each that it takes."""
+
+    _epoch: MapEpoch
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
+        self._drawing = threading.Lock()
+        self._drawn_all = False
+        super().__init__(loader)
+
+    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+        if first:
+            self._start(loader)
+        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
+        # asked here although `_start` has asked it, and later epochs draw no base seed.
+        self._sampler = iter(self._index_sampler)
+        recipe = self._make_recipe(loader)
+        self._batch_is_ticket = recipe.batch_is_ticket
+        self._repeats = RepeatCounter() if may_repeat(loader) else None
+        order = choose_order(loader, loader.in_order)
+        if first:
+            self._engine = self._new_engine()
+        self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
+        self._drawn_all = False
+        #: What the sampler raised, if it did: to be raised after all that it drew before.
+        self._draw_errors: list[BaseException] = []
+        self._draw()
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from minato_async.iterators import EngineIterator, LoaderIterator, SerialIterator
+from minato_async.iterators import LoaderIterator, MapIterator, SerialIterator
 from minato_async.options import check_options
 
 T_co = TypeVar("T_co", covariant=True)
@@ -107,12 +107,12 @@ class MinatoLoader(DataLoader[T_co]):
         if self.num_workers == 0:
             return SerialIterator(self)
         if not self.persistent_workers:
-            return EngineIterator(self)
+            return MapIterator(self)
         iterator: Any = self._iterator
         if iterator is not None and iterator.restartable:
             iterator.restart(self)
         else:
-            self._iterator = iterator = EngineIterator(self)  # type: ignore[assignment]
+            self._iterator = iterator = MapIterator(self)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
 
     def __aiter__(self) -> LoaderIterator:
