@@ -64,6 +64,9 @@ class Engine:
 
     # Life
 
+    #: For finalizers: at interpreter exit they may run when the modules are emptied already.
+    _getpid = staticmethod(os.getpid)
+
     async def _main(self, stop: asyncio.Event) -> None:
         """Runs on the event loop, from the first epoch to the last worker's end."""
         try:
@@ -85,7 +88,7 @@ class Engine:
     def close_soon(self) -> None:
         """Ask for the end, without waiting and without taking a lock: finalizers may call it."""
         # In a forked child there is no thread to ask, and the loop's descriptors are the parent's.
-        if os.getpid() == self._pid:
+        if self._getpid() == self._pid:
             self._loop.stop_soon()
 
     def join(self, timeout: float | None = None) -> bool:
