@@ -68,16 +68,37 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
 class SerialIterator(LoaderIterator):
     """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
-        super().__init__(loader)
-        self._closed = False
-        self._start(loader)
-        self._recipe = self._make_recipe(loader)
-        self._bound = self._recipe.bind_here()
+    _closed = False
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        return self._next()
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    @abstractmethod
+    def _next(self) -> Any:
+        """As `next()`, while not closed."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SerialMapIterator(SerialIterator):
+    """Loads a map-style dataset in the consumer's thread."""
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        self._start(loader)
+        self._recipe = self._make_recipe(loader)
+        self._bound = self._recipe.bind_here()
+
+    def _next(self) -> Any:
         drawn = next(self._sampler)
         indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
         samples = [self._fetch(index) for index in indices]
@@ -89,12 +110,6 @@ class SerialIterator(LoaderIterator):
                 raise
             raise named from error
 
-    async def __anext__(self) -> Any:
-        try:
-            return next(self)
-        except StopIteration:
-            raise StopAsyncIteration from None
-
     def _fetch(self, index: Any) -> Any:
         try:
             return self._bound.fetch(index)
@@ -103,9 +118,6 @@ class SerialIterator(LoaderIterator):
             if named is error:
                 raise
             raise named from error
-
-    def close(self) -> None:
-        self._closed = True
 
 
 class EngineIterator(LoaderIterator):

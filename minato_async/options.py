@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+_ITERABLE_MODES = ("sharded", "shared")
 _SCHEDULERS = ("fixed",)
 
 
@@ -35,11 +36,6 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
         raise ValueError(
             "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotImplementedError(
-            "MinatoLoader does not support IterableDataset yet: "
-            "use torch.utils.data.DataLoader, or give the dataset __getitem__ and __len__"
-        )
     if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
         raise ValueError(
             f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
@@ -54,6 +50,14 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
             raise ValueError(f"max_queue_size must be at least 1 sample, got {max_queue_size}")
         if loader.num_workers == 0:
             raise ValueError("max_queue_size needs workers that fill it: set num_workers > 0")
+    mode = getattr(loader, "iterable_mode", "sharded")
+    if mode not in _ITERABLE_MODES:
+        raise ValueError(f"iterable_mode must be one of {_ITERABLE_MODES}, got {mode!r}")
+    if mode == "shared" and not isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
+            "its samples are shared out among all workers as it is"
+        )
     if scheduler not in _SCHEDULERS:
         raise ValueError(f"scheduler must be one of {_SCHEDULERS}, got {scheduler!r}")
 
