@@ -62,7 +62,8 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
 
     def close(self) -> None:
-        """Stop loading and let the workers go. Idempotent; `next()` then ends the iteration."""
+        """Stop loading and let the workers go, waiting a moment for running steps. Idempotent;
+        `next()` then ends the iteration."""
 
 
 class SerialIterator(LoaderIterator):
@@ -167,7 +168,7 @@ class EngineIterator(LoaderIterator):
             if errors:
                 raise errors.pop()
             if engine is not None:
-                engine.join()
+                engine.close()
             raise StopIteration
         self._draw()
         if batch.failure is None:
@@ -207,8 +208,7 @@ class EngineIterator(LoaderIterator):
         return self._engine.usable
 
     def close(self) -> None:
-        self._engine.close_soon()
-        self._engine.join()
+        self._engine.close()
 
     def __del__(self) -> None:
         # Without an engine, the constructor failed.

@@ -22,6 +22,9 @@ from minato_async.executors.base import Executor, Job, JobSource, Worker
 B = TypeVar("B", Bell, AsyncBell)
 L = TypeVar("L", bound=Loading)
 
+#: Seconds that closing waits for the steps that are running.
+CLOSE_GRACE = 1.0
+
 #: Makes an executor, given where its workers find jobs and what to call when all have ended.
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
@@ -90,6 +93,12 @@ class Engine:
         # In a forked child there is no thread to ask, and the loop's descriptors are the parent's.
         if self._getpid() == self._pid:
             self._loop.stop_soon()
+
+    def close(self) -> None:
+        """Ask for the end and wait for it: for running steps, but not long for one that is stuck.
+        Its thread ends when it comes back."""
+        self.close_soon()
+        self.join(CLOSE_GRACE)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for every thread to end; True if all have."""
