@@ -139,6 +139,8 @@ class ClaimJob:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
             failure = name_batch(error, batch.indices, batch.samples, worker)
+        # Here and not under the lock: freeing takes time, and a finalizer is user code.
+        batch.samples, batch.rows = [None] * batch.size, None
         with self._lock:
             self._epoch.collated(batch, content, failure)
         self._due.ring()

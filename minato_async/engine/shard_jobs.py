@@ -140,6 +140,8 @@ class ReadJob:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
             failure = name_batch(error, batch.indices, batch.samples, f"{worker}, shard {shard}")
+        # Here and not under the lock: freeing takes time, and a finalizer is user code.
+        batch.samples = []
         with self._sync.lock:
             self._epoch.collated(batch, content, failure)
         self._sync.due.ring()

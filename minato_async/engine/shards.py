@@ -212,7 +212,6 @@ class ShardedEpoch:
 
     def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:
         batch.content, batch.failure = content, failure
-        batch.samples = []
         if not self.abandoned:
             self._complete(batch)
             self._take_turns()
