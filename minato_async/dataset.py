@@ -16,7 +16,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from minato_async.collation import DefaultRowWriter
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.executors.base import Worker
-from minato_async.workers import NoStreams, WorkerSetup, current_state
+from minato_async.randomness import EpochSeeds
+from minato_async.workers import WorkerSetup, current_state
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -40,7 +41,7 @@ class MapRecipe:
     Grad mode and context variables are those of the thread that starts the epoch.
     """
 
-    def __init__(self, loader: DataLoader[Any], setup: WorkerSetup, epoch: int) -> None:
+    def __init__(self, loader: DataLoader[Any], setup: WorkerSetup, seeds: EpochSeeds) -> None:
         dataset, collate_fn = loader.dataset, loader.collate_fn
         #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
         #: the dataset fetches batches itself.
@@ -55,7 +56,7 @@ class MapRecipe:
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)
         self._setup = setup
-        self._epoch = epoch
+        self.seed = seeds.seed
         self._context = copy_context()
         self._grad = torch.is_grad_enabled()
 
@@ -70,16 +71,13 @@ class MapRecipe:
         state.bound = bound = self._bound(dataset, state.streams, context)
         return bound
 
-    def bind_here(self) -> Bound:
+    def bind_here(self, streams: Streams) -> Bound:
         """The recipe for the consumer's own thread, with the dataset itself."""
-        return self._bound(self._setup.dataset, NoStreams(), self._context)
+        return self._bound(self._setup.dataset, streams, self._context)
 
     def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
         fetch = _method_getter(dataset, self._method)
         return Bound(self, fetch, self._collate, self._finish, streams, context)
-
-    def seed(self, key: Any, repeat: int) -> int:
-        raise NotImplementedError
 
 
 def pins_memory(loader: DataLoader[Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from minato_async.dataset import MapRecipe
+from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
@@ -20,6 +20,7 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.repeats import RepeatCounter, may_repeat
 from minato_async.workers import WorkerSetup, worker_thread
 
@@ -47,7 +48,11 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         setup = WorkerSetup(
             loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
         )
-        return MapRecipe(loader, setup, loader._count_epoch())
+        return MapRecipe(loader, setup, self._make_seeds(loader))
+
+    def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
+        seed = self._base_seed if loader.seed is None else loader.seed
+        return EpochSeeds(seed, loader._count_epoch())
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -97,23 +102,39 @@ class SerialMapIterator(SerialIterator):
         super().__init__(loader)
         self._start(loader)
         self._recipe = self._make_recipe(loader)
-        self._bound = self._recipe.bind_here()
+        # The consumer's own random state is used, as with torch, unless a seed was given.
+        self._isolated = type(loader.seed) is int
+        self._repeats = RepeatCounter()
+        self._position = 0
 
     def _next(self) -> Any:
         drawn = next(self._sampler)
         indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
-        samples = [self._fetch(index) for index in indices]
+        with thread_streams(self._isolated) as streams:
+            return self._load(indices, self._recipe.bind_here(streams))
+
+    def _load(self, indices: list[Any], bound: Bound) -> Any:
+        seed, streams, first = self._recipe.seed, bound.streams, self._position
+        repeats = self._repeats.count(indices) if self._isolated else ()
+        self._position += len(indices)
+        streams.begin(lambda row: seed(indices[row], repeats[row] if repeats else 0, first + row))
+        samples = []
+        for row, index in enumerate(indices):
+            streams.ticket = row
+            samples.append(self._fetch(bound, index))
+        streams.begin(lambda _: seed(tuple(indices), 0, 0))
+        streams.ticket = samples
         try:
-            return self._bound.finish(self._bound.collate(samples))
+            return bound.finish(bound.collate(samples))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
                 raise
             raise named from error
 
-    def _fetch(self, index: Any) -> Any:
+    def _fetch(self, bound: Bound, index: Any) -> Any:
         try:
-            return self._bound.fetch(index)
+            return bound.fetch(index)
         except Exception as error:
             named = name_sample(error, index, self._recipe.step, "the consumer's thread")
             if named is error:
@@ -145,7 +166,8 @@ class EngineIterator(LoaderIterator):
         """Begin an epoch; for the first, start the engine too."""
 
     def _new_engine(self) -> Engine:
-        return Engine(partial(ThreadExecutor, setup=worker_thread), self._options.num_workers)
+        setup = partial(worker_thread, isolated=self._options.isolated)
+        return Engine(partial(ThreadExecutor, setup=setup), self._options.num_workers)
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""

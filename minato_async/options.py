@@ -22,6 +22,8 @@ class Options:
     num_workers: int
     window: int | None
     batches_ahead: int | None
+    #: Each sample has random state of its own.
+    isolated: bool
     #: Seconds that `next()` waits for a batch; None: as long as it takes.
     timeout: float | None
 
@@ -58,10 +60,15 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
             'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
             "its samples are shared out among all workers as it is"
         )
+    seed = getattr(loader, "seed", None)
+    if seed is not None and seed is not False and type(seed) is not int:
+        raise TypeError(f"seed must be an int, None, or False for no isolation, got {seed!r}")
     if scheduler not in _SCHEDULERS:
         raise ValueError(f"scheduler must be one of {_SCHEDULERS}, got {scheduler!r}")
 
     ahead = None
     if max_queue_size is None:
         ahead = (loader.prefetch_factor or 1) * loader.num_workers
-    return Options(loader.num_workers, max_queue_size, ahead, loader.timeout or None)
+    return Options(
+        loader.num_workers, max_queue_size, ahead, seed is not False, loader.timeout or None
+    )

@@ -89,7 +89,8 @@ class ClaimJob:
 
     def _seed(self, row: int) -> int:
         block = self._block
-        return self._recipe.seed(block.indices[row], block.repeats[row] if block.repeats else 0)
+        repeat = block.repeats[row] if block.repeats else 0
+        return self._recipe.seed(block.indices[row], repeat, block.first + row)
 
     def _settle(self, seconds: float) -> list[Batch]:
         """Give the samples just run their places; returns the batches that they complete."""
@@ -130,7 +131,7 @@ class ClaimJob:
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
         failure: BaseException | None = None
-        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0))
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0, 0))
         bound.streams.ticket = batch
         try:
             collate = bound.collate if batch.rows is None else batch.rows.collate

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
@@ -35,6 +35,10 @@ class Shard:
         self.occupied = False
 
 
+class ShardSeeds(Protocol):
+    def seed(self, key: Any, repeat: int, position: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class ShardRecipe:
     """How one epoch of an iterable dataset is loaded."""
@@ -47,6 +51,7 @@ class ShardRecipe:
     worker_init_fn: Callable[[int], None] | None
     #: Makes what is delivered of the samples read for it.
     collate: Callable[[list[Any]], Any]
+    seeds: ShardSeeds
     #: Context variables and grad mode of the thread that starts the epoch.
     context: Context
     grad: bool
@@ -54,7 +59,7 @@ class ShardRecipe:
     def seed(self, shard: int, key: Any) -> int:
         """The seed of what `key` names in `shard`: a sample by its ordinal, -1 being what comes
         before the first, or a batch by the tuple of its samples' ordinals."""
-        raise NotImplementedError
+        return self.seeds.seed((shard, key), 0, 0)
 
 
 class ShardPass:
