@@ -51,14 +51,16 @@ class ShardRecipe:
     worker_init_fn: Callable[[int], None] | None
     #: Makes what is delivered of the samples read for it.
     collate: Callable[[list[Any]], Any]
-    seeds: ShardSeeds
     #: Context variables and grad mode of the thread that starts the epoch.
     context: Context
     grad: bool
+    #: None: samples have no random state of their own.
+    seeds: ShardSeeds | None = None
 
     def seed(self, shard: int, key: Any) -> int:
         """The seed of what `key` names in `shard`: a sample by its ordinal, -1 being what comes
         before the first, or a batch by the tuple of its samples' ordinals."""
+        assert self.seeds is not None
         return self.seeds.seed((shard, key), 0, 0)
 
 
