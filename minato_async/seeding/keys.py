@@ -18,6 +18,8 @@ from typing import Any
 MASK64 = (1 << 64) - 1
 #: 2**64 divided by the golden ratio: an odd step that spreads consecutive numbers evenly.
 GOLDEN = 0x9E3779B97F4A7C15
+#: The first 64 bits of the square roots' fractions.
+_SQRT2, _SQRT3 = 0x6A09E667F3BCC908, 0xBB67AE8584CAA73B
 
 #: Types whose ``repr`` is the value and nothing else, in every process and version of Python.
 _PLAIN = (
@@ -38,16 +40,18 @@ class UnstableKeyError(TypeError):
 
 
 def mix64(number: int) -> int:
-    """Map 64-bit numbers one to one, so that near ones land far apart (splitmix64's finisher)."""
-    number &= MASK64
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & MASK64
-    return number ^ (number >> 31)
+    """Map 64-bit numbers to 64-bit numbers, so that near ones land far apart.
+
+    One product of 128 bits, its halves folded together: each bit of the result depends on all bits
+    of the number. In Python that takes half the time of a finisher that works in 64 bits.
+    """
+    product = (number ^ _SQRT2) * (number ^ _SQRT3)
+    return (product ^ product >> 64) & MASK64
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
     """The part of `sample_seed` that all samples of an epoch share, 64 bits."""
-    return mix64(mix64(seed) + GOLDEN * (epoch + 1))
+    return mix64(mix64(seed & MASK64) + GOLDEN * (epoch + 1) & MASK64)
 
 
 def sample_seed(seed: int, epoch: int, index: Any, repeat: int = 0) -> int:
@@ -55,7 +59,7 @@ def sample_seed(seed: int, epoch: int, index: Any, repeat: int = 0) -> int:
 
     `seed` is the loader's base seed, `epoch` the number of the epoch, `index` the sampler's key
     and `repeat` how often this epoch has drawn that key before. The same in every process and on
-    every machine; samples of one epoch with different integer keys never share a seed.
+    every machine.
 
     Raises `UnstableKeyError` when the key has no stable digest, see `key_number`.
     """
@@ -66,8 +70,11 @@ def seed_in_epoch(base: int, index: Any, repeat: int = 0) -> int:
     """`sample_seed`, given what `epoch_seed` returned: this is what each sample pays."""
     if type(index) is not int or not -(1 << 63) <= index < 1 << 63:
         index = key_number(index)
-    mixed = mix64(base + GOLDEN * (index + 1))
-    return mix64(mixed ^ repeat * GOLDEN) if repeat else mixed
+    # `mix64` written out, for a call costs as much as what it does.
+    number = base + GOLDEN * (index + 1) & MASK64
+    product = (number ^ _SQRT2) * (number ^ _SQRT3)
+    mixed = (product ^ product >> 64) & MASK64
+    return mix64(mixed + GOLDEN * repeat & MASK64) if repeat else mixed
 
 
 def key_number(key: Any) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-
 #: ``id(old)`` to ``(old, new)``. Holds the old objects, so that no id is reused.
 Replacements = dict[int, tuple[Any, Any]]
 

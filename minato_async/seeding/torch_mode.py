@@ -15,7 +15,7 @@ from minato_async.seeding import torch_names as names
 from minato_async.seeding.torch_hooks import Args, Hook, Kwargs
 
 if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
+    from minato_async.seeding.torch_random import TorchStream
 
 #: Every callable that torch may hand to the mode and that draws random numbers. Filled by
 #: `install`, before any worker runs, and only read from then on.
@@ -29,17 +29,23 @@ class SampleMode(TorchFunctionMode):
     It is off while it handles a call, so nested calls come here only through `hooks.under_mode`.
     """
 
-    def __init__(self, streams: SampleStreams) -> None:
+    def __init__(self, stream: TorchStream) -> None:
         super().__init__()
-        self._streams = streams
+        self._stream = stream
 
     def __torch_function__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         hook = _hook_of(func)
-        if hook is not None:
-            return hook(self._streams, func, args, kwargs or {})
-        return func(*args, **kwargs) if kwargs else func(*args)
+        if hook is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if hook is hooks.inject and not kwargs and args:
+            # The commonest draws, without the price of two more calls.
+            stream, first = self._stream, args[0]
+            if first.is_cpu if type(first) is Tensor else stream.factories_on_cpu:
+                current = stream.sample is stream.streams.ticket
+                return func(*args, generator=stream.own if current else stream.cpu())
+        return hook(self._stream, func, args, kwargs or {})
 
 
 _LIKE: dict[str, Hook] = {
@@ -63,8 +69,7 @@ _WITHOUT_GENERATOR: dict[str, Hook] = {
 
 def install() -> None:
     """Fill `HOOKS` for the installed torch."""
-    by_name: dict[str, Hook] = dict.fromkeys(names.FACTORIES, hooks.inject_factory)
-    by_name |= dict.fromkeys(names.KEYWORD, hooks.inject)
+    by_name: dict[str, Hook] = dict.fromkeys((*names.FACTORIES, *names.KEYWORD), hooks.inject)
     by_name |= {name: hooks.inject_at(place) for name, place in names.POSITIONAL.items()}
     by_name |= {name: _LIKE[name] for name in names.LIKE}
     by_name |= {name: _WITHOUT_GENERATOR[name] for name in names.WITHOUT_GENERATOR}
