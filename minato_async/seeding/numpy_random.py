@@ -13,7 +13,6 @@ import numpy as np
 from numpy.random import mtrand
 
 from minato_async.seeding.current import NO_SAMPLE, current
-from minato_async.seeding.keys import GOLDEN
 from minato_async.seeding.rebinding import Replacements
 
 if TYPE_CHECKING:
@@ -44,8 +43,9 @@ class NumpyStream:
         if self.sample is not streams.ticket:
             # 32 bits, for a RandomState takes long to seed from more. The upper half of a product
             # depends on all bits of the lower, so seeds that differ in a few low bits are apart.
-            self._own.seed(streams.seed() * GOLDEN >> 32 & 0xFFFFFFFF)
-            self._state = self._own
+            own = self._own
+            own.seed(streams.seed() * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF)
+            self._state = own
             self.sample = streams.ticket
         return self._state
 

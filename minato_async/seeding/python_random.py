@@ -8,18 +8,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from minato_async.seeding.current import NO_SAMPLE, current
-from minato_async.seeding.keys import GOLDEN, MASK64, mix64
+from minato_async.seeding.keys import nth
 from minato_async.seeding.rebinding import Replacements
 
 if TYPE_CHECKING:
     from minato_async.seeding.streams import SampleStreams
 
-#: Draws of a sample that come straight from a hash of its seed. Seeding a Mersenne Twister from
-#: 64 bits costs as much as a dozen of them, and most samples draw less than that.
-HASHED_DRAWS = 8
+# A sample's first eight draws come straight from a hash of its seed. Seeding a Mersenne Twister
+# from 64 bits costs as much as a dozen of them, and most samples draw less than that.
+#
+# Numbers in the methods of `PythonStream` stand as literals, for the reason given in `keys`.
 
-#: Tells the seed for `random` from those for numpy and torch.
-_PYTHON = 0x72616E646F6D2E70
+#: Stands for the number of hashed draws left, once the twister has been seeded.
+_TWISTER = -1
 
 #: State of a `PythonStream`: key, hashed draws left, twister's state or None, second gauss value.
 PythonState = tuple[int, int, Any, float | None]
@@ -33,56 +34,56 @@ class PythonStream:
     user code sets gives the numbers that it gives everywhere.
     """
 
-    __slots__ = ("_gauss_next", "_hashed_left", "_key", "_seeded", "_streams", "_twister", "sample")
+    __slots__ = ("_gauss_next", "_hashed_left", "_key", "_streams", "_twister", "sample")
 
     def __init__(self, streams: SampleStreams) -> None:
         self._streams = streams
         #: The ticket of the sample that the fields below belong to.
         self.sample: Any = NO_SAMPLE
         self._key = 0
+        # Draws left before the twister takes over.
         self._hashed_left = 0
         self._twister = Random(0)
-        self._seeded = True
         self._gauss_next: float | None = None
 
-    def _start(self) -> None:
-        """Begin the current sample's stream."""
+    def _start(self) -> int:
+        """Begin the current sample's stream; returns its first draw, 64 bits."""
         streams = self._streams
-        self._key = streams.seed() ^ _PYTHON
+        # Another key than torch and numpy get. It is a hash already: the first draw is it itself.
+        key = self._key = streams.seed() ^ 0x72616E646F6D2E70
         self.sample = streams.ticket
-        self._hashed_left = HASHED_DRAWS
-        self._seeded = False
+        self._hashed_left = 7
         self._gauss_next = None
+        return key
+
+    def _hashed(self, left: int) -> int:
+        """The draw that is the last but `left`, 64 bits."""
+        self._hashed_left = left - 1
+        return nth(self._key, left)
 
     def random(self) -> float:
         if self.sample is not self._streams.ticket:
-            self._start()
-        if left := self._hashed_left:
             # 53 bits, the precision of a float in [0, 1).
+            return (self._start() >> 11) * 2.0**-53
+        if (left := self._hashed_left) > 0:
             return (self._hashed(left) >> 11) * 2.0**-53
         return self._generator().random()
 
     def getrandbits(self, k: int) -> int:
-        if self.sample is not self._streams.ticket:
-            self._start()
-        if (left := self._hashed_left) and type(k) is int and 0 < k <= 64:
-            return self._hashed(left) >> (64 - k)
+        if type(k) is int and 0 < k <= 64:
+            if self.sample is not self._streams.ticket:
+                return self._start() >> 64 - k
+            if (left := self._hashed_left) > 0:
+                return self._hashed(left) >> 64 - k
         return self._generator().getrandbits(k)
-
-    def _hashed(self, left: int) -> int:
-        """The next hashed draw, 64 bits, when there are `left`."""
-        self._hashed_left = left - 1
-        # The first is the sample's seed as it is, for that is a hash already.
-        return self._key if left == HASHED_DRAWS else mix64(self._key + GOLDEN * left & MASK64)
 
     def _generator(self) -> Random:
         """The twister, from now on the source of all draws of this sample."""
         if self.sample is not self._streams.ticket:
             self._start()
-        self._hashed_left = 0
-        if not self._seeded:
+        if self._hashed_left != _TWISTER:
             self._twister.seed(self._key)
-            self._seeded = True
+            self._hashed_left = _TWISTER
         return self._twister
 
     def seed(self, *args: Any) -> None:
@@ -113,13 +114,12 @@ class PythonStream:
 
     def save(self) -> PythonState:
         """Everything about the stream, picklable."""
-        twister = self._twister.getstate() if self._seeded else None
+        twister = self._twister.getstate() if self._hashed_left == _TWISTER else None
         return self._key, self._hashed_left, twister, self._gauss_next
 
     def restore(self, state: PythonState) -> None:
         """Go on from a saved stream, as the current sample's."""
         self._key, self._hashed_left, twister, self._gauss_next = state
-        self._seeded = twister is not None
         if twister is not None:
             self._twister.setstate(twister)
         self.sample = self._streams.ticket

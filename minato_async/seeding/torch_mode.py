@@ -17,10 +17,10 @@ from minato_async.seeding.torch_hooks import Args, Hook, Kwargs
 if TYPE_CHECKING:
     from minato_async.seeding.torch_random import TorchStream
 
-#: Every callable that torch may hand to the mode and that draws random numbers. Filled by
-#: `install`, before any worker runs, and only read from then on.
+#: Every callable that torch may hand to the mode and that draws random numbers, with its hook.
+#: Filled by `install`, before any worker runs, and only read from then on.
 HOOKS: dict[Any, Hook] = {}
-_hook_of = HOOKS.get
+_inject = hooks.inject
 
 
 class SampleMode(TorchFunctionMode):
@@ -32,14 +32,17 @@ class SampleMode(TorchFunctionMode):
     def __init__(self, stream: TorchStream) -> None:
         super().__init__()
         self._stream = stream
+        # A copy of its own: looking into a dict that all threads share would make their cores
+        # pass its reference count to and fro, at every call of torch.
+        self._hook_of = HOOKS.copy().get
 
     def __torch_function__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        hook = _hook_of(func)
+        hook = self._hook_of(func)
         if hook is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if hook is hooks.inject and not kwargs and args:
+        if hook is _inject and args and not kwargs:
             # The commonest draws, without the price of two more calls.
             stream, first = self._stream, args[0]
             if first.is_cpu if type(first) is Tensor else stream.factories_on_cpu:
