@@ -54,6 +54,16 @@ def inject(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return func(*args, generator=generator)
 
 
+def inject_factory(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`inject`, for functions that are given no tensor. The mode knows it, and may do its work."""
+    return inject(stream, func, args, kwargs)
+
+
+def inject_method(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`inject`, for methods of a tensor. The mode knows it, and may do its work."""
+    return inject(stream, func, args, kwargs)
+
+
 def inject_at(position: int) -> Hook:
     """For operators that also take the generator after `position` other arguments."""
 

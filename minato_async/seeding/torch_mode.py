@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from minato_async.seeding import torch_hooks as hooks
 from minato_async.seeding import torch_names as names
 from minato_async.seeding.torch_hooks import Args, Hook, Kwargs
+from minato_async.seeding.torch_random import default_device
 
 if TYPE_CHECKING:
     from minato_async.seeding.torch_random import TorchStream
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 #: Every callable that torch may hand to the mode and that draws random numbers, with its hook.
 #: Filled by `install`, before any worker runs, and only read from then on.
 HOOKS: dict[Any, Hook] = {}
-_inject = hooks.inject
+_factory, _method = hooks.inject_factory, hooks.inject_method
 
 
 class SampleMode(TorchFunctionMode):
@@ -32,6 +33,8 @@ class SampleMode(TorchFunctionMode):
     def __init__(self, stream: TorchStream) -> None:
         super().__init__()
         self._stream = stream
+        self._own = stream.own
+        self._factories_on_cpu = default_device() == "cpu"
         # A copy of its own: looking into a dict that all threads share would make their cores
         # pass its reference count to and fro, at every call of torch.
         self._hook_of = HOOKS.copy().get
@@ -42,12 +45,13 @@ class SampleMode(TorchFunctionMode):
         hook = self._hook_of(func)
         if hook is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if hook is _inject and args and not kwargs:
-            # The commonest draws, without the price of two more calls.
-            stream, first = self._stream, args[0]
-            if first.is_cpu if type(first) is Tensor else stream.factories_on_cpu:
-                current = stream.sample is stream.streams.ticket
-                return func(*args, generator=stream.own if current else stream.cpu())
+        # The commonest draws are done here, without the price of two more calls.
+        if not kwargs and (
+            self._factories_on_cpu if hook is _factory else hook is _method and args[0].is_cpu
+        ):
+            stream = self._stream
+            current = stream.sample is stream.streams.ticket
+            return func(*args, generator=self._own if current else stream.cpu())
         return hook(self._stream, func, args, kwargs or {})
 
 
@@ -72,7 +76,8 @@ _WITHOUT_GENERATOR: dict[str, Hook] = {
 
 def install() -> None:
     """Fill `HOOKS` for the installed torch."""
-    by_name: dict[str, Hook] = dict.fromkeys((*names.FACTORIES, *names.KEYWORD), hooks.inject)
+    by_name: dict[str, Hook] = dict.fromkeys(names.FACTORIES, hooks.inject_factory)
+    by_name |= dict.fromkeys(names.KEYWORD, hooks.inject)
     by_name |= {name: hooks.inject_at(place) for name, place in names.POSITIONAL.items()}
     by_name |= {name: _LIKE[name] for name in names.LIKE}
     by_name |= {name: _WITHOUT_GENERATOR[name] for name in names.WITHOUT_GENERATOR}
@@ -81,7 +86,7 @@ def install() -> None:
         for holder in (torch, Tensor, torch._C._nn):
             function = getattr(holder, name, None)
             if function is not None and not isinstance(function, FunctionType):
-                HOOKS[function] = hook
+                HOOKS[function] = _method if holder is Tensor and hook is hooks.inject else hook
         _install_operator(torch.ops.aten, name, hook)
     for name in ("normal", "uniform"):
         _install_operator(torch.ops.prims, name, hooks.inject)

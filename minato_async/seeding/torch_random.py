@@ -33,7 +33,6 @@ class TorchStream:
         "_device_seed",
         "_devices",
         "_seeded",
-        "factories_on_cpu",
         "own",
         "sample",
         "streams",
@@ -45,8 +44,6 @@ class TorchStream:
         self.sample: Any = NO_SAMPLE
         #: The generator that `cpu` returns, whatever its state.
         self.own = torch.Generator()
-        #: Whether tensors made from nothing are on the CPU, when the caller does not say.
-        self.factories_on_cpu = default_device() == "cpu"
         self._devices: dict[torch.device, torch.Generator] = {}
         self._seeded: set[torch.device] = set()
         self._device_seed = 0
