@@ -18,6 +18,7 @@ from minato_async.engine.jobs import MapEpoch
 from minato_async.engine.loading import Loading
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
+from minato_async.gil_watch import warn_if_on
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.randomness import EpochSeeds, thread_streams
@@ -152,6 +153,7 @@ class EngineIterator(LoaderIterator):
     _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
+        warn_if_on()
         super().__init__(loader)
         self._options = check_options(loader, loader.max_queue_size, loader.scheduler)
         self._persistent = loader.persistent_workers
@@ -159,6 +161,7 @@ class EngineIterator(LoaderIterator):
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
         """Begin the next epoch with the same workers, whatever is left of this one."""
+        warn_if_on()
         self._start_epoch(loader, first=False)
 
     @abstractmethod
