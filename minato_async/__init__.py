@@ -2,8 +2,9 @@
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.loader import MinatoLoader
+from minato_async.per_worker import per_worker
 
 DataLoader = MinatoLoader
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "MinatoLoader", "SampleCancelled"]
+__all__ = ["DataLoader", "MinatoLoader", "SampleCancelled", "per_worker"]
