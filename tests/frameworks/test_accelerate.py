@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -223,7 +224,8 @@ def test_free_memory_ends_persistent_workers(accelerator: Any) -> None:
 @pytest.fixture(scope="module")
 def two_ranks() -> Any:
     """What both ranks got in every case: from torch's loader, and from ours."""
-    return run_ranks(["-m", "tests.frameworks.accelerate_ranks"], 2)
+    printed = run_ranks(["-m", "tests.frameworks.accelerate_ranks"], 2)
+    return [json.loads(output.splitlines()[-1]) for output in printed]
 
 
 @pytest.mark.parametrize("case", CASES)
