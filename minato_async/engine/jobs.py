@@ -117,12 +117,7 @@ class ClaimJob:
             if batch.rows is None:
                 batch.rows = writer.rows(batch.size)
             rows = batch.rows
-        try:
-            written = rows.write(place, sample)
-        except Exception:
-            # No memory, say. The sample has its place, so it is for the collation of its batch,
-            # which tries again, to fail.
-            written = sample
+        written = rows.write(place, sample)
         with self._lock:
             completed = self._epoch.fill(block, batch, place, written)
         self._due.ring()
