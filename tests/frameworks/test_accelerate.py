@@ -110,6 +110,15 @@ def test_stateful_loaders_are_refused(accelerator: Any) -> None:
     assert accelerator._dataloaders == []
 
 
+def test_a_wrapper_with_no_place_for_our_loader_is_refused(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on TPUs, where Accelerate puts another one around its own."""
+    monkeypatch.setattr(accelerator, "prepare", lambda loader: iter(loader))
+    with pytest.raises(NotImplementedError, match="no place to put it back"):
+        prepare(accelerator, MinatoLoader(Numbers(4)))
+
+
 def test_ready_first_inside(accelerator: Any) -> None:
     loader = MinatoLoader(FirstComesLast(12), batch_size=4, num_workers=2, in_order=False)
     got = values(prepare(accelerator, loader))
