@@ -24,8 +24,6 @@ from .support import (
     COLLATED_SAMPLES,
     PATIENCE,
     assert_same,
-    batches_of,
-    errors_of,
     iterating,
     outcomes,
 )
@@ -432,35 +430,23 @@ class TestInALoader:
         assert (type(error), str(error)) == expected
         assert_same([first, last], [torch.ones(2, 9)] * 2)
 
-    def test_sample_that_cannot_be_written_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """For want of memory, say: collation tries again."""
-        write = DefaultRows.write
-        failed = threading.Event()
+    @pytest.mark.parametrize("failures", [1, 100])
+    def test_sample_that_cannot_be_written(
+        self, failures: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For want of memory, say: torch's collate makes the batch, of the samples as they are."""
+        write = DefaultRows._write
+        left = [MemoryError() for _ in range(failures)]
 
-        def failing_once(rows: DefaultRows, row: int, sample: Any) -> Any:
-            if row == 1 and not failed.is_set():
-                failed.set()
-                raise MemoryError
-            return write(rows, row, sample)
+        def failing(rows: DefaultRows, row: int, key: Any, part: Any) -> Any:
+            if row == 1 and left:
+                raise left.pop()
+            return write(rows, row, key, part)
 
-        monkeypatch.setattr(DefaultRows, "write", failing_once)
-        samples = [torch.full((10,), i) for i in range(4)]
+        monkeypatch.setattr(DefaultRows, "_write", failing)
+        samples = [torch.full((10,), i) for i in range(8)]
         assert_same(
-            list(MinatoLoader(samples, 4, num_workers=2, in_order=True)), [torch.stack(samples)]
+            list(MinatoLoader(samples, 4, num_workers=2, in_order=True)),
+            [torch.stack(samples[:4]), torch.stack(samples[4:])],
         )
-        assert failed.is_set()
-
-    def test_sample_that_cannot_be_written_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        write = DefaultRows.write
-
-        def failing(rows: DefaultRows, row: int, sample: Any) -> Any:
-            if sample[0] == 1:
-                raise MemoryError("no more")
-            return write(rows, row, sample)
-
-        monkeypatch.setattr(DefaultRows, "write", failing)
-        samples = [torch.full((10,), i) for i in range(6)]
-        with iterating(MinatoLoader(samples, 2, num_workers=2, in_order=True)) as iterator:
-            found = outcomes(iterator)
-        assert [error.args for error in errors_of(found)] == [("no more",)]
-        assert_same(batches_of(found), [torch.stack(samples[2:4]), torch.stack(samples[4:])])
+        assert len(left) < failures
