@@ -21,11 +21,13 @@ from torch.utils.data import (
 )
 
 from minato_async import MinatoLoader
+from minato_async.engine.claim_size import ClaimSize
 from tests.loaders import ALL, OURS, LoaderKind
 
 from .support import (
     COLLATED_SAMPLES,
     Counting,
+    Holding,
     Point,
     assert_same,
     iterating,
@@ -333,17 +335,28 @@ class TestDatasets:
     def test_subset_of_a_dataset_that_fetches_batches(self, in_order_kind: LoaderKind) -> None:
         assert lists(in_order_kind(Subset(Squares(), [9, 2, 4]), 2)) == [[81, 4], [16]]
 
-    def test_samples_of_a_subset_are_claimed_one_by_one(self) -> None:
-        """`Subset.__getitems__` loops over the samples: it must not make one ticket of a batch."""
+    def test_samples_of_a_subset_are_tickets_of_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`Subset.__getitems__` only loops over the samples: it must not hide them from us."""
+        monkeypatch.setattr(ClaimSize, "next", lambda self: 1)
+        data = Holding(8, held=[0])
+        loader = MinatoLoader(
+            Subset(Subset(data, range(8)), range(8)), 4, num_workers=2, in_order=False
+        )
+        with iterating(loader) as iterator:
+            first = next(iterator)
+            data.release()
+            assert samples_in([first, *iterator]) == once_each(range(8))
+        assert 0 not in first
 
-        class Batch(Subset[int]):
+    def test_getitems_of_a_subclass_of_subset_counts(self, our_kind: LoaderKind) -> None:
+        class Doubled(Subset[int]):
             def __getitems__(self, indices: list[int]) -> list[int]:
-                raise AssertionError("this is a subclass, whose __getitems__ counts")
+                return [2 * index for index in indices]
 
-        data = Subset(range(8), list(range(8)))
-        assert lists(MinatoLoader(data, 4, num_workers=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        with pytest.raises(AssertionError, match="subclass"):
-            list(MinatoLoader(Batch(range(8), list(range(8))), 4, num_workers=2))
+        loader = our_kind(Doubled(range(4), list(range(4))), 2)
+        assert samples_in(loader) == once_each([0, 2, 4, 6])
 
     def test_getitems_set_to_none_is_ignored(self, in_order_kind: LoaderKind) -> None:
         class Plain:

@@ -496,6 +496,29 @@ class TestAhead:
         assert epoch.batches_ahead == 0
 
 
+class TestWindow:
+    def test_lets_a_smaller_block_complete_the_batch_being_formed(self) -> None:
+        """Ready-first, and the window smaller than a batch: of four samples one failed, and the
+        batch of four needs one of the next two, though there are more than two in the window."""
+        epoch = Epoch(READY_FIRST, 2, DueBells())
+        epoch.draw("abcd")
+        epoch.draw("ef")
+        epoch.end_draw()
+        claim = epoch.claim()
+        assert claim is not None
+        epoch.fail(claim.block, 0, Failed("a"))
+        completed = []
+        while (claim := epoch.claim()) is not None:
+            completed += settle_all(epoch, claim)
+        assert [batch.samples for batch in completed] == [["b", "c", "d", "e"]]
+        failure = epoch.pop()
+        assert failure is not None
+        assert deliver(epoch, completed) == [["b", "c", "d", "e"]]
+        assert deliver(epoch, settle_all(epoch, epoch.claim())) == [["f"]]
+        assert epoch.finished
+        assert epoch.feed.in_window == 0
+
+
 class TestAbandoned:
     def test_wakes_whoever_waits(self) -> None:
         due, bell = DueBells(), Rings()
@@ -508,16 +531,16 @@ class TestAbandoned:
         assert epoch.finished
 
     def test_sample_that_was_being_written_to_a_lost_batch(self) -> None:
-        """Row 2 has failed, row 1 is being written, row 0 came last: now the failure is final,
-        and there is nobody to deliver it to."""
+        """Row 2 has failed, row 1 is being written, which makes the failure final: but there is
+        nobody any more to deliver it to."""
         epoch = Epoch(IN_ORDER, None, DueBells())
         epoch.draw("abc")
         claims = [epoch.claim() for _ in range(3)]
         block = claims[0].block  # type: ignore[union-attr]
         epoch.fail(block, 2, Failed("c"))
+        epoch.settle(block, 0, ["a"], 0.0)
         placed = epoch.place(block, 1, 0.0)
         assert placed is not None
-        epoch.settle(block, 0, ["a"], 0.0)
         epoch.abandon()
         assert epoch.fill(block, *placed, "b") == []
         assert epoch.pop() is None
