@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
+from minato_async.engine.slots import Slots
 from minato_async.executors.base import Job
 
 
@@ -20,6 +22,9 @@ class Sync:
     lock: threading.Lock
     #: Rung by whoever held the lock, after its release.
     due: DueBells
+    slots: Slots
+    #: Have the event loop start the threads that `slots` asks for. Without the lock.
+    staff: Callable[[], None]
 
 
 class Loading(Protocol):
