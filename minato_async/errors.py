@@ -31,6 +31,14 @@ def name_sample(error: BaseException, index: Any, step: str, worker: str) -> Bas
     return error
 
 
+def name_read(error: BaseException, where: str, step: str, worker: str) -> BaseException:
+    """As `name_sample`, for what an iterable dataset raised while it was read: `where` names the
+    sample by its place."""
+    error = _no_stop(error, step)
+    _note(error, f"minato_async: {where}, step {step}, worker {worker}")
+    return error
+
+
 def name_batch(
     error: BaseException, indices: Sequence[Any], samples: Sequence[Any], worker: str
 ) -> BaseException:

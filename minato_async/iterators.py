@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +15,10 @@ from minato_async.dataset import MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
-from minato_async.engine.jobs import MapEpoch
+from minato_async.engine.loading import Loading
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.scheduler import make_scheduler
+from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.options import check_options
@@ -23,6 +28,10 @@ from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
+
+
+#: Stands for a sample that `on_error="skip"` leaves out.
+_SKIPPED = object()
 
 
 class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
@@ -45,7 +54,7 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         setup = WorkerSetup(
             loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
         )
-        return MapRecipe(loader, setup, loader._count_epoch())
+        return MapRecipe(loader, check_options(loader), setup, loader._count_epoch())
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -76,16 +85,32 @@ class SerialIterator(LoaderIterator):
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        drawn = next(self._sampler)
-        indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
-        samples = [self._fetch(index) for index in indices]
+        while True:
+            drawn = next(self._sampler)
+            indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
+            samples = [self._sample(index) for index in indices]
+            kept = [number for number, sample in enumerate(samples) if sample is not _SKIPPED]
+            if kept or not samples:
+                break
         try:
-            return self._bound.finish(self._bound.collate(samples))
+            return self._bound.finish(self._bound.collate([samples[number] for number in kept]))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
                 raise
             raise named from error
+
+    def _sample(self, index: Any) -> Any:
+        """The sample of `index`, or what `on_error` puts in its place."""
+        on_error = self._recipe.on_error
+        try:
+            return self._fetch(index)
+        except Exception as error:
+            if on_error == "skip":
+                return _SKIPPED
+            if callable(on_error):
+                return on_error(index, error)
+            raise
 
     async def __anext__(self) -> Any:
         try:
@@ -94,10 +119,15 @@ class SerialIterator(LoaderIterator):
             raise StopAsyncIteration from None
 
     def _fetch(self, index: Any) -> Any:
+        step, value = 0, index
         try:
-            return self._bound.fetch(index)
+            for run in self._bound.steps:
+                value = run(value)
+                step += 1
+            return value
         except Exception as error:
-            named = name_sample(error, index, self._recipe.step, "the consumer's thread")
+            where = self._recipe.step_name(step)
+            named = name_sample(error, index, where, "the consumer's thread")
             if named is error:
                 raise
             raise named from error
@@ -107,44 +137,43 @@ class SerialIterator(LoaderIterator):
 
 
 class EngineIterator(LoaderIterator):
-    """Takes batches from an engine, and draws one for each that it takes.
+    """Takes batches from an engine.
 
     When it is dropped, its engine closes: nothing else refers to it, no thread does.
     """
 
     _engine: Engine
+    _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
-        self._options = check_options(loader, loader.max_queue_size, loader.scheduler)
+        self._options = check_options(loader)
         self._persistent = loader.persistent_workers
-        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
-        self._drawing = threading.Lock()
-        self._drawn_all = False
         self._start_epoch(loader, first=True)
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
         """Begin the next epoch with the same workers, whatever is left of this one."""
         self._start_epoch(loader, first=False)
 
+    @abstractmethod
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
-        if first:
-            self._start(loader)
-        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
-        # asked here although `_start` has asked it, and later epochs draw no base seed.
-        self._sampler = iter(self._index_sampler)
-        recipe = self._make_recipe(loader)
-        self._batch_is_ticket = recipe.batch_is_ticket
-        self._repeats = RepeatCounter() if may_repeat(loader) else None
-        order = choose_order(loader, loader.in_order)
-        if first:
-            executor = partial(ThreadExecutor, setup=worker_thread)
-            self._engine = Engine(executor, self._options.num_workers)
-        self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
-        self._drawn_all = False
-        #: What the sampler raised, if it did: to be raised after all that it drew before.
-        self._draw_errors: list[BaseException] = []
-        self._draw()
+        """Begin an epoch; for the first, start the engine too."""
+
+    def _new_engine(self) -> Engine:
+        options = self._options
+        executor = partial(ThreadExecutor, setup=worker_thread)
+        scheduler = make_scheduler(options.scheduler, options.num_workers)
+        return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
+
+    def _draw(self) -> None:
+        """Called for every batch that is taken: see to it that there will be others."""
+
+    def _take_draw_errors(self) -> list[BaseException]:
+        """What is left to be raised when all batches are delivered."""
+        return []
+
+    def _count(self) -> None:
+        """Called for every batch that is about to be returned."""
 
     # Consumers
 
@@ -161,6 +190,7 @@ class EngineIterator(LoaderIterator):
             raise StopIteration
         self._draw()
         if batch.failure is None:
+            self._count()
             return batch.take_content()
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
         # the workers: here, and wherever `self` is deleted in the following.
@@ -179,6 +209,7 @@ class EngineIterator(LoaderIterator):
             raise StopAsyncIteration
         self._draw()
         if batch.failure is None:
+            self._count()
             return batch.take_content()
         del self, epoch
         raise_failure(batch)
@@ -203,7 +234,46 @@ class EngineIterator(LoaderIterator):
         if hasattr(self, "_engine"):
             self._engine.close_soon()
 
-    # The sampler
+
+class MapIterator(EngineIterator):
+    """Over a map-style dataset: draws one batch for each that it takes."""
+
+    _epoch: MapEpoch
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
+        self._drawing = threading.Lock()
+        self._drawn_all = False
+        super().__init__(loader)
+
+    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+        if first:
+            self._start(loader)
+        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
+        # asked here although `_start` has asked it, and later epochs draw no base seed.
+        self._sampler = iter(self._index_sampler)
+        recipe = self._make_recipe(loader)
+        self._batch_is_ticket = recipe.batch_is_ticket
+        self._repeats = RepeatCounter() if may_repeat(loader) else None
+        order = choose_order(loader, loader.in_order)
+        if first:
+            self._engine = self._new_engine()
+        threshold = self._threshold(loader)
+        start = partial(MapEpoch, recipe, order, self._options.window, threshold)
+        self._epoch = self._engine.begin(start)
+        self._drawn_all = False
+        #: What the sampler raised, if it did: to be raised after all that it drew before.
+        self._draw_errors: list[BaseException] = []
+        self._draw()
+
+    def _threshold(self, loader: MinatoLoader[Any]) -> Threshold:
+        options = self._options
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        warmup = options.warmup_batches * batch_size
+        # Of a sampler without a length nobody knows what a tenth is.
+        with contextlib.suppress(TypeError, NotImplementedError):
+            warmup = min(warmup, len(self._index_sampler) * batch_size // 10)
+        return Threshold(options.threshold_percentile, warmup, options.timeout_threshold)
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""

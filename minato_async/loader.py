@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from minato_async.iterators import EngineIterator, LoaderIterator, SerialIterator
+from minato_async.iterators import LoaderIterator, MapIterator, SerialIterator
 from minato_async.options import check_options
 
 T_co = TypeVar("T_co", covariant=True)
@@ -40,7 +40,20 @@ class MinatoLoader(DataLoader[T_co]):
             `torch.use_deterministic_algorithms`; as True everywhere else.
         max_queue_size: samples that may be claimed by workers and not yet delivered, at least
             one batch; None: `prefetch_factor` * `num_workers` batches.
-        scheduler: how the number of workers is chosen; "fixed": it stays `num_workers`.
+        transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
+            slow sample can be diverted, so that its worker goes on with others.
+        timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
+        threshold_percentile: the percentile of recent costs that is the learned threshold.
+        warmup_batches: batches observed before the threshold holds, at most a tenth of an epoch.
+        scheduler: how the number of workers is chosen, from `num_workers` on. "throughput": what
+            loads most; "paper": as MinatoLoader (EuroSys 2026) does; "fixed": it stays.
+        max_workers: threads that may load at once; None: chosen from the CPUs that this process
+            may use, beyond them for work that waits.
+        sample_timeout: seconds after which a sample has failed. Its thread cannot be killed: it
+            is abandoned and replaced.
+        on_error: what to do with a sample that fails. "raise": raise it from `next()`; "skip":
+            leave it out; or a function of its index and the error, which returns a sample to
+            take its place.
 
     The remaining arguments of torch's DataLoader are refused unless they have their default.
 
@@ -70,7 +83,14 @@ class MinatoLoader(DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool | None = None,
         max_queue_size: int | None = None,
-        scheduler: str = "fixed",
+        transforms: Sequence[Callable[[Any], Any]] | None = None,
+        timeout_threshold: float | None = None,
+        threshold_percentile: float = 75.0,
+        warmup_batches: int = 100,
+        scheduler: str = "throughput",
+        max_workers: int | None = None,
+        sample_timeout: float | None = None,
+        on_error: str | Callable[[Any, BaseException], Any] = "raise",
     ) -> None:
         super().__init__(
             dataset,
@@ -93,8 +113,15 @@ class MinatoLoader(DataLoader[T_co]):
         # Kept as given, under their own names: frameworks rebuild a loader from its attributes.
         self.in_order = in_order  # type: ignore[assignment]
         self.max_queue_size = max_queue_size
+        self.transforms = transforms
+        self.timeout_threshold = timeout_threshold
+        self.threshold_percentile = threshold_percentile
+        self.warmup_batches = warmup_batches
         self.scheduler = scheduler
-        check_options(self, max_queue_size, scheduler)
+        self.max_workers = max_workers
+        self.sample_timeout = sample_timeout
+        self.on_error = on_error
+        check_options(self)
         self._epochs = 0
 
     def _count_epoch(self) -> int:
@@ -107,12 +134,12 @@ class MinatoLoader(DataLoader[T_co]):
         if self.num_workers == 0:
             return SerialIterator(self)
         if not self.persistent_workers:
-            return EngineIterator(self)
+            return MapIterator(self)
         iterator: Any = self._iterator
         if iterator is not None and iterator.restartable:
             iterator.restart(self)
         else:
-            self._iterator = iterator = EngineIterator(self)  # type: ignore[assignment]
+            self._iterator = iterator = MapIterator(self)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
 
     def __aiter__(self) -> LoaderIterator:

@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from debian_source import install_packages
@@ -27,6 +28,7 @@ from stages import Cache, SetupError, default_cache, say
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 FORMAT = 1  # raise it when what an environment holds changes with the same requirements
+LEFT_OUT = "left_out.txt"  # in an environment: the names of what could not be had
 
 # The newest torch with a wheel for the free-threaded version; for 3.11, the one that some machines
 # keep as a small CPU build. Elsewhere pip chooses.
@@ -43,6 +45,7 @@ class Requirements:
 
     runtime: tuple[str, ...]  # what the package itself needs
     extras: tuple[str, ...]  # what the demo and the tests need on top
+    frameworks: tuple[str, ...]  # what the package is used with, as far as it can be had
     peers: tuple[str, ...]  # what the benchmarks compare with, as far as it can be had
 
 
@@ -54,6 +57,8 @@ def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
     return Requirements(
         runtime=(*project["dependencies"], *([pin] if pin else [])),
         extras=(*extras["demo"], *extras["test"], *(extras["lint"] if lint else [])),
+        # None has a free-threaded wheel: pyyaml and safetensors have none, which they all need.
+        frameworks=() if interpreter.free_threaded else tuple(extras["frameworks"]),
         peers=tuple(extras["bench"]),
     )
 
@@ -61,23 +66,24 @@ def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
 def make_environment(cache: Cache, interpreter: Interpreter, wanted: Requirements) -> Path:
     """Build, or find in the cache, the environment for one interpreter.
 
-    torch takes minutes and gigabytes, so what the package itself needs, which seldom changes, lies
-    in an environment of its own; the one returned sees it through a path file. A changed extra then
-    costs seconds.
+    torch takes minutes and gigabytes, and the frameworks a minute, so what the package itself needs
+    and they, which seldom change, lie in environments of their own; the one returned sees both
+    through a path file. A changed extra then costs seconds.
     """
-    below = _runtime_environment(cache, interpreter, wanted.runtime)
-    made_from = {"below": below.name, "extras": wanted.extras, "peers": wanted.peers}
+    layers = [_runtime_environment(cache, interpreter, wanted.runtime)]
+    if wanted.frameworks:
+        layers.append(_frameworks_environment(cache, interpreter, layers[0], wanted.frameworks))
+    # The upper layer's name tells what lies below it.
+    made_from = {"below": layers[-1].name, "extras": wanted.extras, "peers": wanted.peers}
     folder = _folder(cache, "env", interpreter, made_from)
-    left_out = folder / "left_out.txt"
     with cache.entry(folder, made_from) as to_build:
         if to_build:
-            _new_venv(cache, interpreter, folder)
-            path_file = site_packages(folder) / "minato_runtime.pth"
-            path_file.write_text(f"{site_packages(below)}\n")
+            _new_venv(cache, interpreter, folder, layers)
             label = f"for Python {interpreter.name}"
             _pip_install(cache, folder, f"install tools {label}", wanted.extras)
-            left_out.write_text("\n".join(_install_peers(cache, folder, label, wanted.peers)))
-    if missing := left_out.read_text().split():
+            _install_wheels(cache, folder, "peers", label, wanted.peers)
+    lists = [above / LEFT_OUT for above in (*layers[1:], folder)]
+    if missing := [name for left_out in lists for name in left_out.read_text().split()]:
         say(f"env: Python {interpreter.name} goes without {', '.join(missing)}: pip found no wheel")
     return folder
 
@@ -94,6 +100,19 @@ def _runtime_environment(cache: Cache, interpreter: Interpreter, wanted: tuple[s
     return folder
 
 
+def _frameworks_environment(
+    cache: Cache, interpreter: Interpreter, runtime: Path, wanted: tuple[str, ...]
+) -> Path:
+    made_from = {"below": runtime.name, "frameworks": wanted}
+    folder = _folder(cache, "frameworks", interpreter, made_from)
+    with cache.entry(folder, made_from) as to_build:
+        if to_build:
+            _new_venv(cache, interpreter, folder, [runtime])
+            label = f"for Python {interpreter.name}"
+            _install_wheels(cache, folder, "frameworks", label, wanted)
+    return folder
+
+
 def _folder(cache: Cache, kind: str, interpreter: Interpreter, made_from: object) -> Path:
     """The cache entry for an environment; its name tells all that it is made from."""
     whole = json.dumps([FORMAT, made_from], sort_keys=True)
@@ -101,9 +120,14 @@ def _folder(cache: Cache, kind: str, interpreter: Interpreter, made_from: object
     return cache.root / "venvs" / f"{kind}-{interpreter.name}-{digest[:12]}"
 
 
-def _new_venv(cache: Cache, interpreter: Interpreter, folder: Path) -> None:
+def _new_venv(
+    cache: Cache, interpreter: Interpreter, folder: Path, below: Sequence[Path] = ()
+) -> None:
+    """Make an empty environment that sees the packages of those `below`."""
     command = [interpreter.executable, "-m", "venv", str(folder)]
     cache.run(f"new environment for Python {interpreter.name}", command)
+    path_file = site_packages(folder) / "minato_below.pth"
+    path_file.write_text("".join(f"{site_packages(layer)}\n" for layer in below))
 
 
 def site_packages(folder: Path) -> Path:
@@ -122,24 +146,23 @@ def _pip_install(
     cache.run(title, [*pip, *options, *requirements], env=quiet)
 
 
-def _install_peers(
-    cache: Cache, folder: Path, label: str, requirements: tuple[str, ...]
-) -> list[str]:
-    """Install the benchmarks' peers, wheels only; return those that this Python has none for."""
+def _install_wheels(
+    cache: Cache, folder: Path, what: str, label: str, requirements: tuple[str, ...]
+) -> None:
+    """Install those requirements that this Python has wheels for; list the others in a file."""
     only_wheels = "--only-binary=:all:"
+    left_out = []
     try:
-        _pip_install(cache, folder, f"install peers {label}", requirements, only_wheels)
-        return []
+        _pip_install(cache, folder, f"install {what} {label}", requirements, only_wheels)
     except SetupError:
         say("env: not all of them can be had; one by one")
-    left_out = []
-    for line in requirements:
-        name = re.split(r"[^\w.-]", line)[0]
-        try:
-            _pip_install(cache, folder, f"install {name} {label}", (line,), only_wheels)
-        except SetupError:
-            left_out.append(name)
-    return left_out
+        for line in requirements:
+            name = re.split(r"[^\w.-]", line)[0]
+            try:
+                _pip_install(cache, folder, f"install {name} {label}", (line,), only_wheels)
+            except SetupError:
+                left_out.append(name)
+    (folder / LEFT_OUT).write_text("\n".join(left_out))
 
 
 def link(name: str, target: Path | None) -> None:

@@ -53,11 +53,7 @@ class Cache:
         """Hold the cache's lock; a second set-up waits here for the first."""
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("env: another set-up is using the cache; waiting for it to finish")
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock_aloud(descriptor)
             self._lock_fd = descriptor
             yield
         finally:
@@ -116,6 +112,21 @@ class Cache:
         if code != 0:
             raise SetupError(f"{title}: failed after {seconds:.0f} s, see {log}", _tail(log))
         say(f"env: {title}: {seconds:.1f} s")
+
+
+def _lock_aloud(descriptor: int) -> None:
+    """Take the lock; while another set-up has it, say so now and then."""
+    started = time.monotonic()
+    said = -ALIVE_EVERY
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = time.monotonic() - started
+            if waited - said >= ALIVE_EVERY:
+                said = waited
+                say(f"env: waiting for another set-up that uses the cache ({waited:.0f} s)")
+            time.sleep(0.2)
 
 
 def _wait_aloud(

@@ -33,6 +33,11 @@ class Delivery:
         if self._queue[0].ready:
             self.wake()
 
+    @property
+    def ready(self) -> int:
+        """Batches that could be delivered, now or when it is their turn."""
+        return sum(batch.ready for batch in self._queue)
+
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
         if self._queue and self._queue[0].ready:
@@ -50,5 +55,8 @@ class Delivery:
             self._due.add(bell)
         self._waiting.clear()
 
-    def clear(self) -> None:
+    def clear(self) -> list[Batch]:
+        """Forget what is queued, and return it."""
+        batches = list(self._queue)
         self._queue.clear()
+        return batches

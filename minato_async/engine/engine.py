@@ -6,15 +6,20 @@ import asyncio
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
+from minato_async.engine.coordinator import Coordinator
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.scheduler import WorkerScheduler
+from minato_async.engine.slots import Slots
+from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Executor, Job, JobSource, Worker
 
@@ -25,6 +30,10 @@ L = TypeVar("L", bound=Loading)
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
 
+#: Seconds that threads get to end which have nothing left to do.
+_LAST_LINE = 0.1
+
+
 class Engine:
     """Loads one epoch after another until it is closed.
 
@@ -32,7 +41,13 @@ class Engine:
     the iterator. So both are collected when the user drops them, and closing follows.
     """
 
-    def __init__(self, executor_factory: ExecutorFactory, num_workers: int) -> None:
+    def __init__(
+        self,
+        executor_factory: ExecutorFactory,
+        scheduler: WorkerScheduler,
+        max_workers: int,
+        sample_timeout: float | None = None,
+    ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
         # user code runs.
         self._lock = threading.Lock()
@@ -40,14 +55,18 @@ class Engine:
         #: worked on is still in its core's cache.
         self._idle: list[Bell] = []
         self._due = DueBells()
-        self._sync = Sync(self._lock, self._due)
+        self._slots = Slots(scheduler.start(), max_workers)
+        self._sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
         self._loading: Loading | None = None
+        #: What abandoned epochs have left to do.
+        self._left_over: deque[Job] = deque()
         self._broken: BaseException | None = None
-        #: What each worker is doing, for error messages.
-        self._running: dict[str, tuple[Job, float]] = {}
+        self._coordinator = Coordinator(
+            self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
+        )
+        self._ticking = False
         self._closed = False
 
-        self._num_workers = num_workers
         self._pid = os.getpid()
         self._executor = executor_factory(self, self._all_workers_ended)
         self._workers_ended = asyncio.Event()
@@ -64,7 +83,7 @@ class Engine:
     async def _main(self, stop: asyncio.Event) -> None:
         """Runs on the event loop, from the first epoch to the last worker's end."""
         try:
-            self._executor.resize(self._num_workers)
+            self._executor.resize(self._slots.threads)
             await stop.wait()
         except BaseException as error:
             self._break(error)
@@ -73,8 +92,35 @@ class Engine:
             self._executor.close()
             await self._workers_ended.wait()
             # The last worker has called back, from its last line: its thread is all but gone.
-            self._executor.join()
-            shutdown.forget(self)
+            # Those that were given up are not waited for, but at interpreter exit they must be
+            # found.
+            if self._executor.join(_LAST_LINE):
+                shutdown.forget(self)
+
+    def _staff(self) -> None:
+        """Have the loop bring the number of threads to what the slots ask for. By a worker."""
+        self._loop.call_soon(self._resize)
+
+    def _resize(self) -> None:
+        self._executor.resize(self._slots.threads)
+
+    def _tick(self) -> None:
+        """On the loop, a few times a second while there is work."""
+        try:
+            with self._lock:
+                loading = self._loading
+                if loading is None or loading.finished or self._closed:
+                    self._ticking = False
+                    return
+                given_up = self._coordinator.tick(loading)
+                self._wake_workers(loading.jobs_waiting)
+            for worker in given_up:
+                self._executor.give_up(worker)
+            self._due.ring()
+            self._resize()
+            self._loop.call_later(self._coordinator.interval, self._tick)
+        except BaseException as error:
+            self._break(error)
 
     def _all_workers_ended(self) -> None:
         self._loop.call_soon(self._workers_ended.set)
@@ -88,6 +134,10 @@ class Engine:
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for every thread to end; True if all have."""
         return self._loop.join(timeout)
+
+    def join_workers(self, timeout: float | None = None) -> bool:
+        """As `join`, for the workers, including those that were given up."""
+        return self._executor.join(timeout)
 
     def interrupt(self) -> None:
         self._executor.interrupt()
@@ -117,7 +167,7 @@ class Engine:
         with self._lock:
             self._closed = self._closed or closed
             if self._loading is not None:
-                self._loading.abandon()
+                self._left_over += self._loading.abandon()
                 self._loading = None
             self._wake_workers(len(self._idle))
         self._due.ring()
@@ -172,8 +222,8 @@ class Engine:
         now = time.monotonic()
         with self._lock:
             running = [
-                f"{job.describe()} for {now - since:.1f} s on {worker}"
-                for worker, (job, since) in self._running.items()
+                f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
+                for worker, entry in self._slots.running.items()
             ]
         doing = "; ".join(running) or "nothing"
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
@@ -211,14 +261,22 @@ class Engine:
     def take(self, worker: Worker) -> Job | None:
         while True:
             with self._lock:
-                if self._closed or worker.retiring:
-                    self._running.pop(worker.name, None)
-                    return None
-                job = None if self._loading is None else self._loading.next_job()
+                self._slots.leave(worker)
+                ending = self._closed or worker.retiring
+                job: Job | None = None
+                if self._left_over:
+                    job = self._left_over.popleft()
+                elif self._loading is not None and not ending:
+                    job = self._loading.next_job()
                 if job is not None:
-                    self._running[worker.name] = job, time.monotonic()
+                    self._slots.enter(worker, job)
+                    if not self._ticking:
+                        # Not by the consumer: as long as a worker lives, the loop does.
+                        self._ticking = True
+                        self._loop.call_soon(self._tick)
                     return job
-                self._running.pop(worker.name, None)
+                if ending:
+                    return None
                 bell = Bell()
                 self._idle.append(bell)
             bell.wait()

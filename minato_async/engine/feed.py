@@ -70,6 +70,7 @@ class Feed:
     def __init__(self, window: int) -> None:
         self._window = window
         self._blocks: deque[Block] = deque()
+        self._returned: deque[tuple[Block, int, int]] = deque()
         self._position = 0
         self._unclaimed = 0
         #: Samples claimed, and neither delivered nor lost.
@@ -91,6 +92,8 @@ class Feed:
     @property
     def claimable(self) -> int:
         """Tickets that could be claimed now; an empty batch counts as one."""
+        if self._returned:
+            return self._unclaimed
         if not self._blocks:
             return 0
         block = self._blocks[0]
@@ -100,6 +103,8 @@ class Feed:
     def claim(self, most: int) -> Claim | None:
         """Take up to `most` tickets of the oldest block that has any; None: there are none, or
         the window is full. An empty batch gives an empty claim, so that it is collated."""
+        if self._returned:
+            return self._claim_returned(most)
         while self._blocks:
             block = self._blocks[0]
             left = len(block.indices) - block.next_row
@@ -122,6 +127,22 @@ class Feed:
             return Claim(block, start, start + count)
         return None
 
+    def put_back(self, block: Block, start: int, stop: int) -> None:
+        """The rows from `start` up to `stop` were claimed and not begun: the next to be claimed."""
+        self._returned.append((block, start, stop))
+        self._unclaimed += stop - start
+        self.in_window -= (stop - start) * block.unit
+
+    def _claim_returned(self, most: int) -> Claim:
+        # They had their place in the window, and it is still theirs.
+        block, start, stop = self._returned.popleft()
+        if stop - start > most:
+            self._returned.appendleft((block, start + most, stop))
+            stop = start + most
+        self._unclaimed -= stop - start
+        self.in_window += (stop - start) * block.unit
+        return Claim(block, start, stop)
+
     @property
     def window(self) -> int:
         return self._window
@@ -140,4 +161,5 @@ class Feed:
 
     def clear(self) -> None:
         self._blocks.clear()
+        self._returned.clear()
         self._unclaimed = 0

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minato_async.checkpoint import SampleCancelled, current
 from minato_async.engine.batches import Batch
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Sample
-from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.recipe import BoundRecipe
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.base import Worker
+
+if TYPE_CHECKING:
+    from minato_async.engine.map_epoch import MapEpoch
 
 #: Seconds that a worker waits at a checkpoint for its place in the slow lane. Bounded, because
 #: the sample may hold a lock that the samples which overtake it need.
@@ -34,6 +36,8 @@ class SampleJob:
         self.began = perf_counter()
         #: Seconds in earlier steps of the running sample.
         self.cost = 0.0
+        #: The worker is inside a step.
+        self._inside = False
 
     def run(self, worker: Worker) -> None:
         bound = self._recipe.bind(worker)
@@ -55,8 +59,11 @@ class SampleJob:
         """Run what is left of `sample`; False if it turned out to be slow between two steps."""
         threshold = self._epoch.threshold
         while True:
-            self.cost, self.began = sample.cost, perf_counter()
-            sample.value = steps[sample.step](sample.value)
+            self.cost, self.began, self._inside = sample.cost, perf_counter(), True
+            try:
+                sample.value = steps[sample.step](sample.value)
+            finally:
+                self._inside = False
             spent = perf_counter() - self.began
             sample.cost += spent
             sample.costs.append(spent)
@@ -71,8 +78,36 @@ class SampleJob:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that the running sample has cost so far. Any thread."""
-        return self.cost + perf_counter() - self.began
+        """Seconds that the running sample has cost so far; 0 between samples. Any thread."""
+        return self.cost + perf_counter() - self.began if self._inside else 0.0
+
+    def hand_off(self) -> bool:
+        if not self._inside:
+            return False
+        if not self.slow:
+            self._become_slow()
+        return True
+
+    def expire(self, seconds: float) -> bool:
+        """As `hand_off`, and the running sample has failed."""
+        ticket = self._stuck_in()
+        if ticket is None:
+            return False
+        block, row = ticket
+        error = TimeoutError(
+            f"sample index {block.indices[row]!r} took longer than sample_timeout={seconds} s"
+        )
+        if not self._epoch.expire_with(block, row, error):
+            return False
+        if self.slow:
+            self.slow = False
+            self._epoch.lanes.slow_running -= 1
+        return True
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        """Under the lock: the ticket whose step the worker is in; None if it came out after
+        all."""
+        raise NotImplementedError
 
     def checkpoint(self) -> None:
         """In the middle of a step: end it if nobody waits for it; let others go first if it is
@@ -90,7 +125,7 @@ class SampleJob:
             # With a core to spare, or nothing else to run, waiting would help nobody.
             if slots.cores_idle or slots.free or not epoch.feed.claimable:
                 return
-            if epoch.lanes.has_place(epoch.in_flight):
+            if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
                 return
             parked = epoch.lanes.park()
             epoch.wake_for_work()
@@ -147,7 +182,7 @@ class SampleJob:
                 return self._settle_one(block, row, replacement)
         with self._lock:
             if handler == "skip":
-                completed = self._epoch.skip(block, row, error)
+                completed = self._epoch.skip_failed(block, row, error)
             else:
                 completed = self._epoch.fail(block, row, error)
         self._due.ring()
@@ -168,9 +203,12 @@ class SampleJob:
         bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0))
         bound.streams.ticket = batch
         current.job = None
+        if batch.holes:
+            batch.close_holes()
         try:
             collate = bound.collate if batch.rows is None else batch.rows.collate
-            content = bound.finish(collate(batch.samples))
+            if not batch.void:
+                content = bound.finish(collate(batch.samples))
         except BaseException as error:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
@@ -204,6 +242,7 @@ class ClaimJob(SampleJob):
         #: Finished samples that have no place yet, in order, from row `_first` on.
         self._samples: list[Any] = []
         self._first = claim.start
+        self._stop = claim.stop
 
     def describe(self) -> str:
         return f"sample index {self._block.indices[self._row]!r}"
@@ -224,7 +263,7 @@ class ClaimJob(SampleJob):
         fetch, append, take = bound.steps[0], self._samples.append, self._pending.pop
         failure: BaseException | None = None
         row = first = self._first = self._pending[-1]
-        self.cost, self.began = 0.0, perf_counter()
+        self.cost, self.began, self._inside = 0.0, perf_counter(), True
         try:
             while True:
                 try:
@@ -235,25 +274,33 @@ class ClaimJob(SampleJob):
                 append(fetch(indices[row]))
         except BaseException as error:
             failure = self._named(error, block, row, 0, worker)
-        seconds = perf_counter() - self.began
-        completed = self._settle(first, row + 1 if failure is None else row, seconds)
+        finally:
+            self._inside = False
+        completed = self._settle_finished(row + 1 - first, perf_counter() - self.began)
         if failure is not None:
             completed += self._fail(block, row, failure)
             # Its traceback refers to this frame.
             del failure
         self._collate_all(completed, bound, worker)
 
-    def _settle(self, first: int, stop: int, seconds: float) -> list[Batch]:
-        epoch, block = self._epoch, self._block
+    def _settle_finished(self, tickets: int, seconds: float) -> list[Batch]:
+        """Give the finished samples their places, having run `tickets` in `seconds`."""
         with self._lock:
-            epoch.observe([seconds], stop - first)
-        if stop - self._first == 1:
-            return self._settle_one(block, self._first, self._samples.pop())
-        with self._lock:
-            samples, self._samples = self._samples, []
-            completed = epoch.settle(block, self._first, samples)
+            self._epoch.observe([seconds], tickets)
+            row, samples = self._take_finished()
+            if len(samples) != 1:
+                completed = self._epoch.settle(self._block, row, samples)
+        if len(samples) == 1:
+            return self._settle_one(self._block, row, samples.pop())
         self._due.ring()
         return completed
+
+    def _take_finished(self) -> tuple[int, list[Any]]:
+        """Under the lock: the samples that are finished and have no place, and the first's row."""
+        row, samples = self._first, self._samples[:]
+        del self._samples[: len(samples)]
+        self._first += len(samples)
+        return row, samples
 
     def _run_ticket(self, bound: BoundRecipe, worker: str) -> None:
         """Run one ticket of several steps, or as many of them as it takes to find that it is
@@ -289,17 +336,30 @@ class ClaimJob(SampleJob):
         super()._become_slow()
         self.hand_over_rest()
 
-    def hand_over_rest(self) -> None:
+    def hand_over_rest(self) -> int:
         """Under the lock: the running ticket takes long. What stands behind it goes back to the
-        feed, and what is finished before it does not wait for it."""
+        feed, and what is finished before it gets its place. Returns the row it must be."""
+        epoch = self._epoch
         rows = []
         while self._pending:
             try:
                 rows.append(self._pending.pop(0))
             except IndexError:  # the worker was faster
                 break
+        running = min(rows, default=self._stop) - 1
         if rows:
-            self._epoch.feed.put_back(self._block, min(rows), max(rows) + 1)
+            epoch.feed.put_back(self._block, running + 1, self._stop)
+            self._stop = running + 1
+        epoch.leave_to_collate(epoch.settle(self._block, *self._take_finished()))
+        return running
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        row = self._row
+        # From here on the worker cannot begin another ticket.
+        running = self.hand_over_rest()
+        if running != row or not self._inside:
+            return None
+        return self._block, row
 
 
 class SlowJob(SampleJob):
@@ -313,8 +373,8 @@ class SlowJob(SampleJob):
     def describe(self) -> str:
         return f"slow sample index {self._sample.block.indices[self._sample.row]!r}"
 
-    def hand_over_rest(self) -> None:
-        """Nothing stands behind it."""
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        return (self._sample.block, self._sample.row) if self._inside else None
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         sample, epoch = self._sample, self._epoch
@@ -332,3 +392,25 @@ class SlowJob(SampleJob):
             epoch.observe(sample.costs)
         value, sample.value = sample.value, None
         self._collate_all(self._settle_one(block, row, value), bound, worker)
+
+
+class FailedJob(SampleJob):
+    """What is to be done about a sample that was not waited for any longer."""
+
+    def __init__(self, block: Block, row: int, error: BaseException, epoch: MapEpoch) -> None:
+        super().__init__(epoch)
+        self._block, self._row, self._error = block, row, error
+
+    def describe(self) -> str:
+        return f"the failure of sample index {self._block.indices[self._row]!r}"
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        return None
+
+    def _run(self, bound: BoundRecipe, worker: str) -> None:
+        block, row = self._block, self._row
+        step = self._recipe.step_name(0)
+        error = name_sample(self._error, block.indices[row], step, worker)
+        with self._lock:
+            self._epoch.reopen(block, row)
+        self._collate_all(self._fail(block, row, error), bound, worker)

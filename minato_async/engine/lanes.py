@@ -62,17 +62,19 @@ class Lanes:
         self.diverted = 0
 
     def wants_worker(self, in_flight: int) -> bool:
-        """Whether the next idle worker should serve the slow lane, though tickets are waiting.
+        """Whether the next idle worker should serve the slow lane, though tickets wait too.
 
         The lane has one place, and more as its backlog grows: all but one when it is a quarter
         of the samples `in_flight`. So the share settles where slow samples are finished as fast
         as they come, and the window keeps room for fast ones.
         """
-        if not self.temp_queue:
-            return False
+        return bool(self.temp_queue) and self.has_place(in_flight, self.slow_running + 1)
+
+    def has_place(self, in_flight: int, slow_running: int) -> bool:
+        """Whether the slow lane has places for `slow_running` workers."""
         workers = self._slots.wanted + self._slots.handed_off
         fraction = min(1.0, 4.0 * len(self.temp_queue) / max(1, in_flight))
-        return self.slow_running < 1 + int((workers - 2) * fraction)
+        return slow_running <= 1 + int(max(0, workers - 2) * fraction)
 
     def divert(self, sample: Sample) -> None:
         """`sample` is slow: it waits for the slow lane, its worker is free."""

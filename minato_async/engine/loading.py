@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +22,11 @@ class Sync:
     lock: threading.Lock
     #: Rung by whoever held the lock, after its release.
     due: DueBells
+    #: Adds to `due` the bells of as many idle workers, if there are so many.
+    wake_workers: Callable[[int], None]
+    #: Who may run steps.
     slots: Slots
-    #: Have the event loop start the threads that `slots` asks for. Without the lock.
+    #: Has the event loop start the threads that `slots` asks for.
     staff: Callable[[], None]
 
 
@@ -42,11 +45,27 @@ class Loading(Protocol):
     def jobs_waiting(self) -> int:
         """About as many workers as could find a job now: so many idle ones are woken."""
 
+    @property
+    def threshold_seconds(self) -> float:
+        """Seconds of cost after which a sample is slow; infinite if none is."""
+
+    @property
+    def finished_samples(self) -> int:
+        """Samples finished so far."""
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Batches complete and not taken by the consumer, and how many there may be."""
+
     def next_job(self) -> Job | None:
         """Work for an idle worker; None: there is none to be had now."""
 
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""
 
-    def abandon(self) -> None:
-        """Nobody will ask for more: drop what is loaded, wake whoever waits."""
+    def abandon(self) -> Sequence[Job]:
+        """Nobody will ask for more: drop what is loaded, wake whoever waits.
+
+        Returns what workers have to do all the same, even if the engine closes: letting go of
+        some objects runs user code, which may not happen under the lock nor on the event loop.
+        """

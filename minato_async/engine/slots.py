@@ -35,6 +35,8 @@ class Slots:
         #: Threads that may run at once, handed off or not.
         self.most = most
         self.parked = 0
+        #: A core has nothing to do, as of the last look.
+        self.cores_idle = False
         self.handed_off = 0
         self.running: dict[str, Running] = {}
 

@@ -34,20 +34,21 @@ class Threshold:
         self._recent: deque[float] = deque()
         #: The same costs in ascending order.
         self._sorted: list[float] = []
-        self._observed = 0
+        #: Samples so far.
+        self.observed = 0
         self._next_look = max(warmup, 1)
 
     def observe(self, seconds: float, samples: int = 1) -> None:
         """`samples` samples cost `seconds` each. Samples claimed together are observed together,
         as one value of their mean: they are too cheap to be told apart."""
-        self._observed += samples
+        self.observed += samples
         if len(self._recent) == WINDOW:
             oldest = self._recent.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
         self._recent.append(seconds)
         insort(self._sorted, seconds)
-        if self._fixed is None and self._observed >= self._next_look:
-            self._next_look = self._observed + _STRIDE
+        if self._fixed is None and self.observed >= self._next_look:
+            self._next_look = self.observed + _STRIDE
             self._look()
 
     def _look(self) -> None:

@@ -1,0 +1,204 @@
+"""What a worker does with a shard: read one batch off its iterator, leave it, collate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from minato_async.checkpoint import SampleCancelled
+from minato_async.engine.batches import Batch
+from minato_async.engine.job import UnwatchedJob
+from minato_async.engine.loading import Sync
+from minato_async.engine.reader import Reader
+from minato_async.engine.recipe import Streams
+from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.errors import name_batch, name_read
+from minato_async.executors.base import Job, Worker
+from minato_async.worker_info import shown
+from minato_async.workers import current_state
+
+
+class IterableEpoch(ShardedEpoch):
+    """The epoch of an iterable dataset, with the recipe for its batches."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        recipe: ShardRecipe,
+        keeps_order: bool,
+        ahead: int | None,
+        window: int | None,
+        sync: Sync,
+    ) -> None:
+        super().__init__(shards, recipe, keeps_order, ahead, window, sync)
+        self._recipe = recipe
+
+    def next_job(self) -> Job | None:
+        source = self.claim()
+        return None if source is None else ReadJob(source, self, self._recipe, self._sync)
+
+    def abandon(self) -> Sequence[Job]:
+        unread, batches = self.forget()
+        jobs: list[Job] = [ReleaseShard(source, self, self._sync) for source in unread]
+        if batches:
+            jobs.append(ReleaseBatches(batches))
+        return jobs
+
+
+class ReadJob(UnwatchedJob):
+    """The next batch of one shard, by the worker that occupies the shard to read it."""
+
+    __slots__ = ("_collating", "_epoch", "_recipe", "_source", "_sync")
+
+    def __init__(
+        self, source: ShardPass, epoch: ShardedEpoch, recipe: ShardRecipe, sync: Sync
+    ) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._recipe = recipe
+        self._sync = sync
+        self._collating = False
+
+    def describe(self) -> str:
+        number, reader = self._source.shard.number, self._source.reader
+        if self._collating:
+            return f"collating a batch of shard {number}"
+        return f"opening shard {number}" if reader is None else f"shard {number}, {reader.sample}"
+
+    def run(self, worker: Worker) -> None:
+        source, epoch = self._source, self._epoch
+        streams = current_state().streams
+        try:
+            with _inside(source):
+                batch = source.context.run(self._read, streams, worker.name)
+        except SampleCancelled:
+            _release(source, epoch, self._sync)
+            raise
+        ended = source.reader is None or source.reader.ended
+        if ended:
+            _close(source)
+        with self._sync.lock:
+            late = epoch.abandoned
+            if not late:
+                epoch.read(source, batch, ended)
+        self._sync.due.ring()
+        if late:
+            _release(source, epoch, self._sync)
+        elif batch is not None and batch.failure is None:
+            self._collating = True
+            torch.set_grad_enabled(self._recipe.grad)
+            with shown(source.shard.info):
+                # A context of its own: other workers read on in that of the shard.
+                self._recipe.context.copy().run(self._collate, batch, streams, worker.name)
+
+    def _read(self, streams: Streams, worker: str) -> ShardBatch | None:
+        source, seed, shard = self._source, self._recipe.seed, self._source.shard
+        try:
+            streams.begin(lambda ordinal: seed(shard.number, ordinal))
+            if source.reader is None:
+                source.reader = self._open(streams)
+            first = source.reader.ordinal + 1
+            samples = source.reader.read(streams, lambda: self._epoch.abandoned)
+        except BaseException as error:
+            if isinstance(error, SampleCancelled) and self._epoch.abandoned:
+                raise
+            return self._failed(error, worker)
+        return ShardBatch(source, first, samples) if samples else None
+
+    def _open(self, streams: Streams) -> Reader:
+        shard, recipe = self._source.shard, self._recipe
+        if not shard.initialised:
+            if recipe.worker_init_fn is not None:
+                streams.ticket = shard
+                recipe.worker_init_fn(shard.number)
+            shard.initialised = True
+        streams.ticket = -1
+        return Reader(iter(shard.dataset), recipe.batch_size, recipe.drop_last)
+
+    def _failed(self, error: BaseException, worker: str) -> ShardBatch:
+        shard, reader = self._source.shard, self._source.reader
+        if reader is not None:
+            where, step = reader.sample, self._recipe.step
+        else:
+            where = "before its first sample"
+            step = self._recipe.step if shard.initialised else "worker_init_fn"
+        batch = ShardBatch(self._source, 0, [])
+        batch.failure = name_read(error, f"shard {shard.number}, {where}", step, worker)
+        return batch
+
+    def _collate(self, batch: ShardBatch, streams: Streams, worker: str) -> None:
+        content: Any = None
+        failure: BaseException | None = None
+        shard = batch.source.shard.number
+        streams.begin(lambda _: self._recipe.seed(shard, tuple(batch.indices)))
+        streams.ticket = batch
+        try:
+            content = self._recipe.collate(batch.samples)
+        except BaseException as error:
+            if isinstance(error, SampleCancelled) and self._epoch.abandoned:
+                raise
+            failure = name_batch(error, batch.indices, batch.samples, f"{worker}, shard {shard}")
+        with self._sync.lock:
+            self._epoch.collated(batch, content, failure)
+        self._sync.due.ring()
+
+
+class ReleaseShard(UnwatchedJob):
+    """Lets go of an iterator that an abandoned epoch leaves open."""
+
+    __slots__ = ("_epoch", "_source", "_sync")
+
+    def __init__(self, source: ShardPass, epoch: ShardedEpoch, sync: Sync) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._sync = sync
+
+    def describe(self) -> str:
+        return f"closing shard {self._source.shard.number}"
+
+    def run(self, worker: Worker) -> None:
+        _release(self._source, self._epoch, self._sync)
+
+
+class ReleaseBatches(UnwatchedJob):
+    """Lets go of batches that nobody will take."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def describe(self) -> str:
+        return "dropping batches"
+
+    def run(self, worker: Worker) -> None:
+        self._batches.clear()
+
+
+def _release(source: ShardPass, epoch: ShardedEpoch, sync: Sync) -> None:
+    """Leave a shard of an abandoned epoch, when its iterator has been let go of."""
+    _close(source)
+    with sync.lock:
+        epoch.leave(source.shard)
+    sync.due.ring()
+
+
+def _close(source: ShardPass) -> None:
+    reader, source.reader = source.reader, None
+    if reader is not None:
+        with _inside(source):
+            source.context.run(reader.release)
+
+
+@contextlib.contextmanager
+def _inside(source: ShardPass) -> Iterator[None]:
+    """Within this, the calling thread is that of the shard's code, as far as it can tell."""
+    torch.set_grad_enabled(source.grad)
+    try:
+        with shown(source.shard.info):
+            yield
+    finally:
+        source.grad = torch.is_grad_enabled()
