@@ -61,7 +61,7 @@ class MapRecipe:
         self._collate = _only(collate_fn) if self.batch_is_ticket else collate_fn
         writes_rows = collate_fn is default_collate and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
-        self._finish = _pin if pins_memory(loader) else _as_it_is
+        self._finish = finisher(loader)
         self._setup = setup
         self._epoch = epoch
         self._context = copy_context()
@@ -100,6 +100,11 @@ class MapRecipe:
 def pins_memory(loader: DataLoader[Any]) -> bool:
     """Whether batches are copied to pinned memory: only an accelerator has a use for it."""
     return bool(loader.pin_memory) and torch.accelerator.is_available()
+
+
+def finisher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """What every batch of `loader` goes through, however it was collated."""
+    return _pin if pins_memory(loader) else _as_it_is
 
 
 def _pin(batch: Any) -> Any:

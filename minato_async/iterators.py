@@ -69,22 +69,44 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
 
     def close(self) -> None:
-        """Stop loading and let the workers go. Idempotent; `next()` then ends the iteration."""
+        """Stop loading and let the workers go, waiting a moment for running steps. Idempotent;
+        `next()` then ends the iteration."""
 
 
 class SerialIterator(LoaderIterator):
     """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
-        super().__init__(loader)
-        self._closed = False
-        self._start(loader)
-        self._recipe = self._make_recipe(loader)
-        self._bound = self._recipe.bind_here()
+    _closed = False
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        return self._next()
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    @abstractmethod
+    def _next(self) -> Any:
+        """As `next()`, while not closed."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SerialMapIterator(SerialIterator):
+    """Loads a map-style dataset in the consumer's thread."""
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        self._start(loader)
+        self._recipe = self._make_recipe(loader)
+        self._bound = self._recipe.bind_here()
+
+    def _next(self) -> Any:
         while True:
             drawn = next(self._sampler)
             indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
@@ -104,7 +126,7 @@ class SerialIterator(LoaderIterator):
         """The sample of `index`, or what `on_error` puts in its place."""
         on_error = self._recipe.on_error
         try:
-            return self._fetch(index)
+            return self._run_steps(index)
         except Exception as error:
             if on_error == "skip":
                 return _SKIPPED
@@ -112,13 +134,7 @@ class SerialIterator(LoaderIterator):
                 return on_error(index, error)
             raise
 
-    async def __anext__(self) -> Any:
-        try:
-            return next(self)
-        except StopIteration:
-            raise StopAsyncIteration from None
-
-    def _fetch(self, index: Any) -> Any:
+    def _run_steps(self, index: Any) -> Any:
         step, value = 0, index
         try:
             for run in self._bound.steps:
@@ -131,9 +147,6 @@ class SerialIterator(LoaderIterator):
             if named is error:
                 raise
             raise named from error
-
-    def close(self) -> None:
-        self._closed = True
 
 
 class EngineIterator(LoaderIterator):
@@ -186,7 +199,7 @@ class EngineIterator(LoaderIterator):
             if errors:
                 raise errors.pop()
             if engine is not None:
-                engine.join()
+                engine.close()
             raise StopIteration
         self._draw()
         if batch.failure is None:
@@ -226,8 +239,7 @@ class EngineIterator(LoaderIterator):
         return self._engine.usable
 
     def close(self) -> None:
-        self._engine.close_soon()
-        self._engine.join()
+        self._engine.close()
 
     def __del__(self) -> None:
         # Without an engine, the constructor failed.

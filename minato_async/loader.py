@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from minato_async.iterators import LoaderIterator, MapIterator, SerialIterator
+from minato_async.iterable import SerialIterableIterator, ShardedIterator
+from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 
 T_co = TypeVar("T_co", covariant=True)
@@ -22,7 +23,9 @@ class MinatoLoader(DataLoader[T_co]):
     """A `torch.utils.data.DataLoader` whose workers are threads.
 
     Args:
-        dataset: a map-style dataset.
+        dataset: map-style, or an `IterableDataset`. The latter is read in `num_workers` shards,
+            each with a shallow copy of the dataset and told by `get_worker_info()` to be that
+            worker; any thread may advance any shard, but one at a time.
         batch_size: samples in a batch; None: samples come one by one, uncollated.
         shuffle: draw the indices in a new random order every epoch.
         sampler: yields the indices of an epoch, instead of `shuffle`.
@@ -40,6 +43,10 @@ class MinatoLoader(DataLoader[T_co]):
             `torch.use_deterministic_algorithms`; as True everywhere else.
         max_queue_size: samples that may be claimed by workers and not yet delivered, at least
             one batch; None: `prefetch_factor` * `num_workers` batches.
+        iterable_mode: for an iterable dataset. "sharded": each shard has its own iterator, as
+            with torch. "shared": there is one iterator, read by one worker at a time, and what it
+            yields is collated by all; a dataset or `worker_init_fn` that divides the data by
+            `get_worker_info()` is told to be the only worker.
         transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
             slow sample can be diverted, so that its worker goes on with others.
         timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
@@ -83,6 +90,7 @@ class MinatoLoader(DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool | None = None,
         max_queue_size: int | None = None,
+        iterable_mode: str = "sharded",
         transforms: Sequence[Callable[[Any], Any]] | None = None,
         timeout_threshold: float | None = None,
         threshold_percentile: float = 75.0,
@@ -113,6 +121,7 @@ class MinatoLoader(DataLoader[T_co]):
         # Kept as given, under their own names: frameworks rebuild a loader from its attributes.
         self.in_order = in_order  # type: ignore[assignment]
         self.max_queue_size = max_queue_size
+        self.iterable_mode = iterable_mode
         self.transforms = transforms
         self.timeout_threshold = timeout_threshold
         self.threshold_percentile = threshold_percentile
@@ -131,16 +140,20 @@ class MinatoLoader(DataLoader[T_co]):
             return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
+        iterable = isinstance(self.dataset, IterableDataset)
         if self.num_workers == 0:
-            return SerialIterator(self)
+            return SerialIterableIterator(self) if iterable else SerialMapIterator(self)
         if not self.persistent_workers:
-            return MapIterator(self)
+            return self._new_iterator(iterable)
         iterator: Any = self._iterator
         if iterator is not None and iterator.restartable:
             iterator.restart(self)
         else:
-            self._iterator = iterator = MapIterator(self)  # type: ignore[assignment]
+            self._iterator = iterator = self._new_iterator(iterable)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
+
+    def _new_iterator(self, iterable: bool) -> EngineIterator:
+        return ShardedIterator(self) if iterable else MapIterator(self)
 
     def __aiter__(self) -> LoaderIterator:
         return self.__iter__()

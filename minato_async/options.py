@@ -14,6 +14,7 @@ from minato_async.cpus import cpu_quota
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
 
+_ITERABLE_MODES = ("sharded", "shared")
 SCHEDULERS = ("throughput", "paper", "fixed")
 
 #: Threads that a loader may grow to for each core it may use, for work that waits.
@@ -57,10 +58,14 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         raise ValueError(
             "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotImplementedError(
-            "MinatoLoader does not support IterableDataset yet: "
-            "use torch.utils.data.DataLoader, or give the dataset __getitem__ and __len__"
+    if loader.iterable_mode not in _ITERABLE_MODES:
+        raise ValueError(
+            f"iterable_mode must be one of {_ITERABLE_MODES}, got {loader.iterable_mode!r}"
+        )
+    if loader.iterable_mode == "shared" and not isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
+            "its samples are shared out among all workers as it is"
         )
     if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
         raise ValueError(

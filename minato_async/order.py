@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -17,8 +18,18 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     None reorders only where the order is random anyway and the user did not ask for
     reproducibility. Samples change places only between batches that torch's own `BatchSampler`
     cut out of a sequence: what another batch sampler put together stays together.
+
+    Lightning's `predict` tells whose prediction is whose by what its batch sampler drew: there the
+    order is kept whatever `in_order` says, with a warning if it says False.
     """
     keep = in_order if in_order is not None else not _order_is_random(loader)
+    if not keep and _is_recorded(loader.batch_sampler):
+        warnings.warn(
+            "in_order=False is ignored while Lightning predicts: it takes the n-th batch for the "
+            "n-th that the sampler drew, so predictions would get the wrong labels",
+            stacklevel=2,
+        )
+        keep = True
     plain = type(loader.batch_sampler) is BatchSampler
     return Order(as_drawn=keep or not plain, by_position=keep, drop_last=_drops_last(loader))
 
@@ -34,6 +45,12 @@ def _order_is_random(loader: DataLoader[Any]) -> bool:
     if type(sampler) is RandomSampler:
         return sampler.generator is None
     return type(sampler) is DistributedSampler and sampler.shuffle
+
+
+def _is_recorded(batch_sampler: Any) -> bool:
+    """Whether it is Lightning's, which notes what it draws. Known by its name: to import Lightning
+    here takes seconds, and to look for the notes is too early, there are none before it draws."""
+    return any(cls.__name__ == "_IndexBatchSamplerWrapper" for cls in type(batch_sampler).__mro__)
 
 
 def _drops_last(loader: DataLoader[Any]) -> bool:

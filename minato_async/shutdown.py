@@ -1,8 +1,11 @@
-"""Interpreter exit: every engine still running is closed before Python takes its threads apart."""
+"""Interpreter exit: every engine still running is closed before Python is taken apart."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import sys
 import threading
 import time
 from typing import Protocol
@@ -50,7 +53,8 @@ def _close_all() -> None:
         return
     for engine in engines:
         engine.interrupt()
-    _join(engines, _INTERRUPTED_GRACE)
+    if not _join(engines, _INTERRUPTED_GRACE):
+        _never_abort()
 
 
 def _join(engines: list[Closable], seconds: float) -> bool:
@@ -63,13 +67,29 @@ def _join(engines: list[Closable], seconds: float) -> bool:
     return all(joined)
 
 
+def _never_abort() -> None:
+    """Make a thread that comes back from an operator after the interpreter has gone stop there.
+
+    Before 3.14 Python ends such a thread by unwinding its stack, and C++ answers that with
+    `std::terminate`, which aborts the process. Here it waits for the process to end instead.
+    """
+    if sys.version_info >= (3, 14):
+        return  # Python itself lets such a thread hang
+    try:
+        set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+        pause = ctypes.CDLL(None).pause
+    except (OSError, AttributeError):
+        return  # another platform, or another C++ library
+    set_terminate(ctypes.cast(pause, ctypes.c_void_p))
+
+
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     _running.clear()
 
 
-# `atexit` is too late: the interpreter joins threads first, and executors of the standard library
-# hook in here for the same reason.
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+# Not with `threading._register_atexit`, which runs before the threads that are no daemons are
+# joined: one of them may be training, and would see its epoch end early.
+atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)

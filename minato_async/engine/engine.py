@@ -26,6 +26,9 @@ from minato_async.executors.base import Executor, Job, JobSource, Worker
 B = TypeVar("B", Bell, AsyncBell)
 L = TypeVar("L", bound=Loading)
 
+#: Seconds that closing waits for the steps that are running.
+CLOSE_GRACE = 1.0
+
 #: Makes an executor, given where its workers find jobs and what to call when all have ended.
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
@@ -80,6 +83,9 @@ class Engine:
 
     # Life
 
+    #: For finalizers: at interpreter exit they may run when the modules are emptied already.
+    _getpid = staticmethod(os.getpid)
+
     async def _main(self, stop: asyncio.Event) -> None:
         """Runs on the event loop, from the first epoch to the last worker's end."""
         try:
@@ -128,8 +134,14 @@ class Engine:
     def close_soon(self) -> None:
         """Ask for the end, without waiting and without taking a lock: finalizers may call it."""
         # In a forked child there is no thread to ask, and the loop's descriptors are the parent's.
-        if os.getpid() == self._pid:
+        if self._getpid() == self._pid:
             self._loop.stop_soon()
+
+    def close(self) -> None:
+        """Ask for the end and wait for it: for running steps, but not long for one that is stuck.
+        Its thread ends when it comes back."""
+        self.close_soon()
+        self.join(CLOSE_GRACE)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for every thread to end; True if all have."""

@@ -234,7 +234,6 @@ class Epoch:
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         """A worker has collated `batch`, or failed to."""
         batch.content, batch.failure = content, failure
-        batch.samples, batch.rows = [None] * batch.size, None
         if not self.abandoned:
             self.delivery.put(batch)
 

@@ -57,6 +57,8 @@ class EventLoopThread:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for the thread to end; True if it has."""
+        if self._thread is threading.current_thread():
+            return False  # a finalizer, started in this very thread by the collector
         self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -215,6 +215,8 @@ class SampleJob:
             failure = name_batch(error, batch.indices, batch.samples, worker)
         finally:
             current.job = self
+        # Here and not under the lock: freeing takes time, and a finalizer is user code.
+        batch.samples, batch.rows = [None] * batch.size, None
         with self._lock:
             self._epoch.collated(batch, content, failure)
         self._due.ring()

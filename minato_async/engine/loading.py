@@ -51,7 +51,7 @@ class Loading(Protocol):
 
     @property
     def finished_samples(self) -> int:
-        """Samples finished so far."""
+        """Samples that workers have finished so far."""
 
     @property
     def queued(self) -> tuple[int, int]:

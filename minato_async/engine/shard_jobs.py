@@ -37,7 +37,7 @@ class IterableEpoch(ShardedEpoch):
         self._recipe = recipe
 
     def next_job(self) -> Job | None:
-        source = self.claim()
+        source = self.claim() if self._sync.slots.free else None
         return None if source is None else ReadJob(source, self, self._recipe, self._sync)
 
     def abandon(self) -> Sequence[Job]:
@@ -141,6 +141,8 @@ class ReadJob(UnwatchedJob):
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
             failure = name_batch(error, batch.indices, batch.samples, f"{worker}, shard {shard}")
+        # Here and not under the lock: freeing takes time, and a finalizer is user code.
+        batch.samples = []
         with self._sync.lock:
             self._epoch.collated(batch, content, failure)
         self._sync.due.ring()

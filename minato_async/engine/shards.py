@@ -7,6 +7,7 @@ is told to be worker s of n. Its thread is whichever worker is free. The caller 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -117,6 +118,8 @@ class ShardedEpoch:
         self._places = recipe.batch_size or 1
         self._window = sys.maxsize if window is None else max(window, self._places)
         self._in_window = 0
+        #: Samples read so far.
+        self.finished_samples = 0
         self._sync = sync
         #: Shards that have not ended, and batches being read, or read and not delivered.
         self._unended = len(self._passes)
@@ -125,6 +128,14 @@ class ShardedEpoch:
         self.abandoned = False
 
     # What the consumer does
+
+    @property
+    def threshold_seconds(self) -> float:
+        return math.inf  # what a shard costs is not known sample by sample
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        return self.delivery.ready, min(self._ahead, self._window) * len(self._passes)
 
     def pop(self) -> Batch | None:
         batch = self.delivery.pop()
@@ -194,6 +205,7 @@ class ShardedEpoch:
             self._leave(source, self._places)
         else:
             source.rounds += 1
+            self.finished_samples += batch.held
             self._in_window -= self._places - batch.held
             if self._keeps_order:
                 source.in_turn.append(batch)
@@ -212,7 +224,6 @@ class ShardedEpoch:
 
     def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:
         batch.content, batch.failure = content, failure
-        batch.samples = []
         if not self.abandoned:
             self._complete(batch)
             self._take_turns()

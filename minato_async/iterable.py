@@ -1,0 +1,186 @@
+"""Iterable datasets: how a loader reads them, in its workers or in the consumer's thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minato_async.datapipes import copy_pipe, settings_for
+from minato_async.dataset import finisher
+from minato_async.engine.reader import Reader
+from minato_async.engine.shard_jobs import IterableEpoch
+from minato_async.engine.shards import Shard, ShardRecipe
+from minato_async.errors import name_batch, name_read
+from minato_async.iterators import EngineIterator, SerialIterator
+from minato_async.order import choose_order
+from minato_async.worker_info import make_worker_info
+from minato_async.workers import DatasetCopy, NoStreams
+
+if TYPE_CHECKING:
+    from minato_async.loader import MinatoLoader
+
+
+class ShardedIterator(EngineIterator):
+    """Over an iterable dataset, through workers that advance its shards.
+
+    With `iterable_mode="shared"` there is one shard of one: one iterator, which sees no other
+    workers to share the data with.
+    """
+
+    _epoch: IterableEpoch
+
+    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+        if first:
+            self._open(loader)
+        else:
+            for copy in self._copies:
+                copy.refresh(loader.dataset)
+            if self._pipes is not None:
+                self._seed_pipes(self._pipes.draw_seed(loader))
+        loader._count_epoch()
+        self._length = ReportedLength(loader)
+        ahead = self._options.batches_ahead
+        self._epoch = self._engine.begin(
+            partial(
+                IterableEpoch,
+                self._shards,
+                make_shard_recipe(loader),
+                choose_order(loader, loader.in_order).by_position,
+                None if ahead is None else ahead // len(self._shards),
+                self._options.window,
+            )
+        )
+
+    def _open(self, loader: MinatoLoader[Any]) -> None:
+        self._pipes = settings_for(loader)
+        pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
+        self._start(loader)
+        count = 1 if loader.iterable_mode == "shared" else loader.num_workers
+        self._copies: list[DatasetCopy] = []
+        if self._pipes is None:
+            self._copies = [DatasetCopy(loader.dataset) for _ in range(count)]
+            datasets = [copy.dataset for copy in self._copies]
+        else:
+            datasets = [copy_pipe(loader.dataset) for _ in range(count)]
+        self._shards = [
+            Shard(s, dataset, make_worker_info(s, count, self._base_seed + s, dataset, None))
+            for s, dataset in enumerate(datasets)
+        ]
+        if self._pipes is not None and pipe_seed is not None:
+            self._seed_pipes(pipe_seed)
+            for shard in self._shards:
+                self._pipes.shard(shard.dataset, shard.number, count)
+            # Torch draws a second one here, which nobody is told.
+            self._pipes.draw_seed(loader)
+        self._engine = self._new_engine()
+
+    def _seed_pipes(self, seed: int) -> None:
+        assert self._pipes is not None
+        for shard in self._shards:
+            self._pipes.seed(shard.dataset, seed)
+
+    def _count(self) -> None:
+        self._length.count(stacklevel=4)
+
+
+class SerialIterableIterator(SerialIterator):
+    """Reads an iterable dataset in the consumer's thread (`num_workers=0`)."""
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        pipes = settings_for(loader)
+        if pipes is not None:
+            pipes.seed(loader.dataset, pipes.draw_seed(loader))
+        self._start(loader)
+        if pipes is not None:
+            pipes.shard(loader.dataset, 0, 1)
+        loader._count_epoch()
+        self._length = ReportedLength(loader)
+        self._recipe = make_shard_recipe(loader)
+        iterator = iter(loader.dataset)
+        self._reader = Reader(iterator, self._recipe.batch_size, self._recipe.drop_last)
+
+    def _next(self) -> Any:
+        reader, where = self._reader, "the consumer's thread"
+        first = reader.ordinal + 1
+        try:
+            samples = reader.read(NoStreams())
+        except Exception as error:
+            named = name_read(error, reader.sample, self._recipe.step, where)
+            if named is error:
+                raise
+            raise named from error
+        if not samples:
+            raise StopIteration
+        try:
+            batch = self._recipe.collate(samples)
+        except Exception as error:
+            named = name_batch(error, range(first, first + len(samples)), samples, where)
+            if named is error:
+                raise
+            raise named from error
+        self._length.count(stacklevel=4)
+        return batch
+
+    def close(self) -> None:
+        super().close()
+        self._reader.release()
+
+
+def make_shard_recipe(loader: MinatoLoader[Any]) -> ShardRecipe:
+    """How `loader` reads its dataset in the epoch that the calling thread starts."""
+    dataset: Any = loader.dataset
+    return ShardRecipe(
+        step=f"{type(getattr(dataset, '_datapipe', dataset)).__name__}.__iter__",
+        batch_size=loader.batch_size,
+        drop_last=bool(loader.drop_last),
+        worker_init_fn=loader.worker_init_fn,
+        collate=_collation(loader),
+        context=copy_context(),
+        grad=torch.is_grad_enabled(),
+    )
+
+
+def _collation(loader: MinatoLoader[Any]) -> Callable[[list[Any]], Any]:
+    collate_fn, finish = loader.collate_fn, finisher(loader)
+    if loader.batch_size is None:
+        return lambda samples: finish(collate_fn(samples[0]))
+    return lambda samples: finish(collate_fn(samples))
+
+
+class ReportedLength:
+    """Warns, as torch does, when an iterable dataset yields more than it said it would.
+
+    What is counted are batches, so only without batching can the two be compared; that, too, is
+    as with torch.
+    """
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        #: Set where `len(loader)` was asked for.
+        self._reported: int | None = loader._IterableDataset_len_called
+        self._dataset = loader.dataset
+        self._has_workers = loader.num_workers > 0
+        self._yielded = 0
+
+    def count(self, stacklevel: int) -> None:
+        """One more is about to be returned."""
+        self._yielded += 1
+        if self._reported is None or self._yielded <= self._reported:
+            return
+        message = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._reported}"
+            f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched. "
+        )
+        if self._has_workers:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly "
+                "configuring the IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+                "for examples."
+            )
+        warnings.warn(message, stacklevel=stacklevel)

@@ -1,0 +1,56 @@
+"""Making names that are already bound follow a new implementation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+#: ``id(old)`` to ``(old, new)``. Holds the old objects, so that no id is reused.
+Replacements = dict[int, tuple[Any, Any]]
+
+
+def rebind(replacements: Replacements) -> None:
+    """Replace objects wherever a module holds them under a name.
+
+    This is for ``from random import random``: a built-in method cannot be given new code.
+    What is kept elsewhere, in an instance, a closure or a default argument, stays as it is.
+    """
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        # Other objects may stand in `sys.modules`. Our own modules must keep what was there.
+        if type(names) is not dict or module.__name__.startswith("minato_async.seeding"):
+            continue
+        for name, value in list(names.items()):
+            found = replacements.get(id(value))
+            if found is not None:
+                names[name] = found[1]
+
+
+def redirect(function: FunctionType, make: Callable[[FunctionType], Callable[..., Any]]) -> None:
+    """Give a plain function new code, so that every reference to it follows, early-bound or not.
+
+    `make` gets a copy of the function that behaves as it did, and returns what is to be called in
+    its place, with the same arguments. Name, documentation and signature stay.
+    """
+    code = function.__code__
+    if code.co_freevars:
+        raise TypeError(f"{function.__qualname__} is a closure: its code cannot be replaced")
+    before = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, None
+    )
+    before.__kwdefaults__ = function.__kwdefaults__
+    before.__doc__, before.__module__ = function.__doc__, function.__module__
+    before.__qualname__, before.__annotations__ = function.__qualname__, function.__annotations__
+    # New code runs with the function's own globals, so what it calls must be found there.
+    name = f"_minato_async_{function.__qualname__}"
+    function.__globals__[name] = make(before)
+    scope: dict[str, Any] = {}
+    exec(f"def stub(*args, **kwargs):\n    return {name}(*args, **kwargs)\n", scope)
+    stub = scope["stub"].__code__.replace(
+        co_name=code.co_name, co_qualname=code.co_qualname, co_filename=__file__
+    )
+    function.__wrapped__ = before  # type: ignore[attr-defined]  # what inspect.signature reads
+    # Last: another thread may be calling the function now, with the old code or the new one.
+    function.__code__ = stub
