@@ -1,0 +1,176 @@
+"""`MinatoLoader` inside Hugging Face Accelerate, and inside the Trainer of transformers.
+
+Accelerate wraps a loader for its process: a `DataLoaderShard` (or `DataLoaderDispatcher`) with a
+loader of its own inside, its `base_dataloader`. It builds that one afresh, always of torch's class,
+from the attributes that torch knows. So a `MinatoLoader` that went through `accelerator.prepare` is
+lost, and nothing says so. What is here lets Accelerate build, and then puts ours back inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import accelerate
+from torch.utils.data import DataLoader
+
+from minato_async.loader import MinatoLoader
+from minato_async.order import choose_order
+
+
+def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
+    """`accelerator.prepare(*objects, **options)`, with every `MinatoLoader` still one afterwards.
+
+    Args:
+        accelerator: the `accelerate.Accelerator`.
+        objects: models, optimizers, schedulers, loaders, in any order.
+        options: passed on, such as `device_placement`.
+
+    Returns:
+        What `accelerator.prepare` returns: the prepared objects in the same order, or the only one.
+
+    Raises:
+        NotImplementedError: if Accelerate is to use torchdata's StatefulDataLoader, or wraps the
+            loader in something else than its own (on TPUs).
+    """
+    ours = [_inside(item) for item in objects]
+    if accelerator.use_stateful_dataloader and any(loader is not None for loader in ours):
+        raise NotImplementedError(
+            "use_stateful_dataloader=True asks for torchdata's StatefulDataLoader instead of "
+            "MinatoLoader: choose one"
+        )
+    result = accelerator.prepare(*objects, **options)
+    results = [result] if len(objects) == 1 else result
+    for prepared, loader in zip(results, ours, strict=True):
+        if loader is not None and _inside(prepared) is None:
+            _put_inside(prepared, loader)
+    return result
+
+
+def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+    """`accelerate.skip_first_batches`, which loses a `MinatoLoader` too, and here does not.
+
+    Args:
+        loader: a loader that `prepare` has returned, a `MinatoLoader`, or any other loader: those
+            go through Accelerate unchanged.
+        num_batches: how many of the sampler's batches to leave out.
+
+    Returns:
+        A loader like the given one, for one epoch, that starts later.
+
+    Warns:
+        UserWarning: if the loader does not keep the sampler's order: the first batches that it
+            delivered are then not the first that were drawn, which are the ones left out.
+    """
+    skipping = accelerate.skip_first_batches(loader, num_batches)
+    ours = _inside(loader)
+    if ours is None:
+        return skipping
+    if not choose_order(ours, ours.in_order).by_position:
+        warnings.warn(
+            "skip_first_batches leaves out the batches that the sampler draws first, but this "
+            "loader delivers them in another order: some samples will come twice, others not at "
+            "all. MinatoLoader(..., in_order=True) keeps the order.",
+            stacklevel=2,
+        )
+    if type(skipping) is DataLoader:
+        return _made_like(skipping, ours)
+    _put_inside(skipping, ours)
+    return skipping
+
+
+class TrainerMixin:
+    """Makes the loaders of a transformers `Trainer` `MinatoLoader`s.
+
+    ::
+
+        class Trainer(TrainerMixin, transformers.Trainer):
+            minato_options = {"max_queue_size": 512}
+
+    The arguments of `TrainingArguments` that begin with `dataloader_` mean what they mean for
+    torch's loader. What is evaluated or predicted always comes in order, for the Trainer takes the
+    n-th prediction for the n-th sample. A loader of another class than torch's own, which a
+    subclass may have chosen, stays.
+    """
+
+    #: Arguments of `MinatoLoader` that `TrainingArguments` does not have.
+    minato_options: ClassVar[Mapping[str, Any]] = {}
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's loader for training, with a `MinatoLoader` inside."""
+        return self._with_ours(super().get_train_dataloader())  # type: ignore[misc]
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's loader for evaluation, with a `MinatoLoader` inside."""
+        stock = super().get_eval_dataloader(*args, **kwargs)  # type: ignore[misc]
+        return self._with_ours(stock, in_order=True)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's loader for prediction, with a `MinatoLoader` inside."""
+        stock = super().get_test_dataloader(*args, **kwargs)  # type: ignore[misc]
+        return self._with_ours(stock, in_order=True)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`; also keeps our loader where it resumes in the middle of an epoch."""
+        with _trainer_skips_with_ours():
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+
+    def _with_ours(self, prepared: Any, **forced: Any) -> Any:
+        stock = getattr(prepared, "base_dataloader", prepared)
+        if type(stock) is not DataLoader:
+            return prepared
+        options = {"in_order": stock.in_order, **self.minato_options, **forced}
+        # Only the options count: all that torch knows is taken over from its loader.
+        ours = MinatoLoader(stock.dataset, num_workers=stock.num_workers, **options)
+        if stock is prepared:
+            return _made_like(stock, ours)
+        _put_inside(prepared, ours)
+        return prepared
+
+
+@contextlib.contextmanager
+def _trainer_skips_with_ours() -> Iterator[None]:
+    """The Trainer skips through a function that it has imported by name: there is no other way to
+    reach the loader that it gets. Loaders that are not ours pass through ours unchanged."""
+    module: Any = importlib.import_module("transformers.trainer")
+    theirs = module.skip_first_batches
+    module.skip_first_batches = skip_first_batches
+    try:
+        yield
+    finally:
+        module.skip_first_batches = theirs
+
+
+def _inside(loader: Any) -> MinatoLoader[Any] | None:
+    """The `MinatoLoader` that `loader` is, or has inside; None: there is none.
+
+    What Accelerate wraps claims to be of the class of what is inside, so the type is asked.
+    """
+    if "base_dataloader" in getattr(loader, "__dict__", ()):
+        loader = loader.base_dataloader
+    return loader if issubclass(type(loader), MinatoLoader) else None
+
+
+def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> None:
+    stock = getattr(prepared, "base_dataloader", None)
+    if type(stock) is not DataLoader:
+        raise NotImplementedError(
+            f"Accelerate has made a {type(prepared).__name__} of the MinatoLoader, with "
+            f"{type(stock).__name__} inside: there is no place to put it back"
+        )
+    prepared.base_dataloader = _made_like(stock, loader)
+
+
+def _made_like(stock: DataLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
+    """A copy of `loader` with the dataset, samplers and all else that `stock` was given.
+
+    Copied rather than constructed: it may be of a subclass with a constructor of its own.
+    """
+    ours = copy.copy(loader)
+    # `vars`, because torch forbids to set a sampler afterwards. Theirs has no `in_order=None`.
+    vars(ours).update({name: value for name, value in vars(stock).items() if name != "in_order"})
+    return ours
