@@ -17,7 +17,8 @@ from minato_async.collation import DefaultRowWriter
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.executors.base import Worker
 from minato_async.options import Options
-from minato_async.workers import NoStreams, WorkerSetup, current_state
+from minato_async.randomness import EpochSeeds
+from minato_async.workers import WorkerSetup, current_state
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -42,7 +43,7 @@ class MapRecipe:
     """
 
     def __init__(
-        self, loader: DataLoader[Any], options: Options, setup: WorkerSetup, epoch: int
+        self, loader: DataLoader[Any], options: Options, setup: WorkerSetup, seeds: EpochSeeds
     ) -> None:
         dataset, collate_fn = loader.dataset, loader.collate_fn
         #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
@@ -63,7 +64,7 @@ class MapRecipe:
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)
         self._setup = setup
-        self._epoch = epoch
+        self.seed = seeds.seed
         self._context = copy_context()
         self._grad = torch.is_grad_enabled()
 
@@ -78,9 +79,9 @@ class MapRecipe:
         state.bound = bound = self._bound(dataset, state.streams, context)
         return bound
 
-    def bind_here(self) -> Bound:
+    def bind_here(self, streams: Streams) -> Bound:
         """The recipe for the consumer's own thread, with the dataset itself."""
-        return self._bound(self._setup.dataset, NoStreams(), self._context)
+        return self._bound(self._setup.dataset, streams, self._context)
 
     def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
         steps = [_method_getter(dataset, self._method), *self._transform_steps]
@@ -92,9 +93,6 @@ class MapRecipe:
         transform = self._transforms[step - 1]
         name = getattr(transform, "__qualname__", type(transform).__name__)
         return f"transforms[{step - 1}] ({name})"
-
-    def seed(self, key: Any, repeat: int) -> int:
-        raise NotImplementedError
 
 
 def pins_memory(loader: DataLoader[Any]) -> bool:

@@ -13,13 +13,15 @@ import torch
 from minato_async.datapipes import copy_pipe, settings_for
 from minato_async.dataset import finisher
 from minato_async.engine.reader import Reader
+from minato_async.engine.recipe import Streams
 from minato_async.engine.shard_jobs import IterableEpoch
 from minato_async.engine.shards import Shard, ShardRecipe
 from minato_async.errors import name_batch, name_read
 from minato_async.iterators import EngineIterator, SerialIterator
 from minato_async.order import choose_order
+from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.worker_info import make_worker_info
-from minato_async.workers import DatasetCopy, NoStreams
+from minato_async.workers import DatasetCopy
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
@@ -42,14 +44,14 @@ class ShardedIterator(EngineIterator):
                 copy.refresh(loader.dataset)
             if self._pipes is not None:
                 self._seed_pipes(self._pipes.draw_seed(loader))
-        loader._count_epoch()
+        seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         ahead = self._options.batches_ahead
         self._epoch = self._engine.begin(
             partial(
                 IterableEpoch,
                 self._shards,
-                make_shard_recipe(loader),
+                make_shard_recipe(loader, seeds),
                 choose_order(loader, loader.in_order).by_position,
                 None if ahead is None else ahead // len(self._shards),
                 self._options.window,
@@ -67,8 +69,10 @@ class ShardedIterator(EngineIterator):
             datasets = [copy.dataset for copy in self._copies]
         else:
             datasets = [copy_pipe(loader.dataset) for _ in range(count)]
+        # Whichever worker runs a shard, what is drawn belongs to the sample that is being read.
+        rng = ThreadRng() if self._options.isolated else None
         self._shards = [
-            Shard(s, dataset, make_worker_info(s, count, self._base_seed + s, dataset, None))
+            Shard(s, dataset, make_worker_info(s, count, self._base_seed + s, dataset, rng))
             for s, dataset in enumerate(datasets)
         ]
         if self._pipes is not None and pipe_seed is not None:
@@ -99,40 +103,53 @@ class SerialIterableIterator(SerialIterator):
         self._start(loader)
         if pipes is not None:
             pipes.shard(loader.dataset, 0, 1)
-        loader._count_epoch()
+        seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
-        self._recipe = make_shard_recipe(loader)
-        iterator = iter(loader.dataset)
+        self._recipe = make_shard_recipe(loader, seeds)
+        # The consumer's own random state is used, as with torch, unless a seed was given.
+        self._isolated = type(loader.seed) is int
+        with thread_streams(self._isolated) as streams:
+            streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
+            streams.ticket = -1
+            iterator = iter(loader.dataset)
         self._reader = Reader(iterator, self._recipe.batch_size, self._recipe.drop_last)
 
     def _next(self) -> Any:
-        reader, where = self._reader, "the consumer's thread"
+        with thread_streams(self._isolated) as streams:
+            batch = self._load(streams)
+        self._length.count(stacklevel=4)
+        return batch
+
+    def _load(self, streams: Streams) -> Any:
+        reader, recipe, where = self._reader, self._recipe, "the consumer's thread"
         first = reader.ordinal + 1
+        streams.begin(lambda ordinal: recipe.seed(0, ordinal))
         try:
-            samples = reader.read(NoStreams())
+            samples = reader.read(streams)
         except Exception as error:
-            named = name_read(error, reader.sample, self._recipe.step, where)
+            named = name_read(error, reader.sample, recipe.step, where)
             if named is error:
                 raise
             raise named from error
         if not samples:
             raise StopIteration
+        ordinals = range(first, first + len(samples))
+        streams.begin(lambda _: recipe.seed(0, tuple(ordinals)))
+        streams.ticket = samples
         try:
-            batch = self._recipe.collate(samples)
+            return recipe.collate(samples)
         except Exception as error:
-            named = name_batch(error, range(first, first + len(samples)), samples, where)
+            named = name_batch(error, ordinals, samples, where)
             if named is error:
                 raise
             raise named from error
-        self._length.count(stacklevel=4)
-        return batch
 
     def close(self) -> None:
         super().close()
         self._reader.release()
 
 
-def make_shard_recipe(loader: MinatoLoader[Any]) -> ShardRecipe:
+def make_shard_recipe(loader: MinatoLoader[Any], seeds: EpochSeeds) -> ShardRecipe:
     """How `loader` reads its dataset in the epoch that the calling thread starts."""
     dataset: Any = loader.dataset
     return ShardRecipe(
@@ -141,6 +158,7 @@ def make_shard_recipe(loader: MinatoLoader[Any]) -> ShardRecipe:
         drop_last=bool(loader.drop_last),
         worker_init_fn=loader.worker_init_fn,
         collate=_collation(loader),
+        seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
     )

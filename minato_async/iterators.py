@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from minato_async.dataset import MapRecipe
+from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
@@ -23,6 +23,7 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.repeats import RepeatCounter, may_repeat
 from minato_async.workers import WorkerSetup, worker_thread
 
@@ -54,7 +55,11 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         setup = WorkerSetup(
             loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
         )
-        return MapRecipe(loader, check_options(loader), setup, loader._count_epoch())
+        return MapRecipe(loader, check_options(loader), setup, self._make_seeds(loader))
+
+    def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
+        seed = self._base_seed if loader.seed is None else loader.seed
+        return EpochSeeds(seed, loader._count_epoch())
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -104,29 +109,49 @@ class SerialMapIterator(SerialIterator):
         super().__init__(loader)
         self._start(loader)
         self._recipe = self._make_recipe(loader)
-        self._bound = self._recipe.bind_here()
+        # The consumer's own random state is used, as with torch, unless a seed was given.
+        self._isolated = type(loader.seed) is int
+        self._repeats = RepeatCounter()
+        self._position = 0
 
     def _next(self) -> Any:
         while True:
             drawn = next(self._sampler)
             indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
-            samples = [self._sample(index) for index in indices]
-            kept = [number for number, sample in enumerate(samples) if sample is not _SKIPPED]
-            if kept or not samples:
-                break
+            with thread_streams(self._isolated) as streams:
+                bound = self._recipe.bind_here(streams)
+                samples = self._samples(indices, bound)
+                kept = [sample for sample in samples if sample is not _SKIPPED]
+                if kept or not samples:
+                    return self._collate(indices, kept, bound)
+
+    def _samples(self, indices: list[Any], bound: Bound) -> list[Any]:
+        seed, streams, first = self._recipe.seed, bound.streams, self._position
+        repeats = self._repeats.count(indices) if self._isolated else ()
+        self._position += len(indices)
+        streams.begin(lambda row: seed(indices[row], repeats[row] if repeats else 0, first + row))
+        samples = []
+        for row, index in enumerate(indices):
+            streams.ticket = row
+            samples.append(self._sample(bound, index))
+        return samples
+
+    def _collate(self, indices: list[Any], samples: list[Any], bound: Bound) -> Any:
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(indices), 0, 0))
+        bound.streams.ticket = samples
         try:
-            return self._bound.finish(self._bound.collate([samples[number] for number in kept]))
+            return bound.finish(bound.collate(samples))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
                 raise
             raise named from error
 
-    def _sample(self, index: Any) -> Any:
+    def _sample(self, bound: Bound, index: Any) -> Any:
         """The sample of `index`, or what `on_error` puts in its place."""
         on_error = self._recipe.on_error
         try:
-            return self._run_steps(index)
+            return self._run_steps(bound, index)
         except Exception as error:
             if on_error == "skip":
                 return _SKIPPED
@@ -134,10 +159,10 @@ class SerialMapIterator(SerialIterator):
                 return on_error(index, error)
             raise
 
-    def _run_steps(self, index: Any) -> Any:
+    def _run_steps(self, bound: Bound, index: Any) -> Any:
         step, value = 0, index
         try:
-            for run in self._bound.steps:
+            for run in bound.steps:
                 value = run(value)
                 step += 1
             return value
@@ -174,7 +199,8 @@ class EngineIterator(LoaderIterator):
 
     def _new_engine(self) -> Engine:
         options = self._options
-        executor = partial(ThreadExecutor, setup=worker_thread)
+        setup = partial(worker_thread, isolated=options.isolated)
+        executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
         return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
+from minato_async.seeding import install as install_streams
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,6 +48,10 @@ class MinatoLoader(DataLoader[T_co]):
             with torch. "shared": there is one iterator, read by one worker at a time, and what it
             yields is collated by all; a dataset or `worker_init_fn` that divides the data by
             `get_worker_info()` is told to be the only worker.
+        seed: base seed of the random state that each sample has for itself: what it draws from
+            `random`, `numpy.random` and torch depends on (seed, epoch, index) alone. None: drawn
+            as torch draws it, from `generator`. False: off, workers draw from the process-wide
+            generators. With `num_workers=0` it is off unless a seed is given.
         transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
             slow sample can be diverted, so that its worker goes on with others.
         timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
@@ -91,6 +96,7 @@ class MinatoLoader(DataLoader[T_co]):
         in_order: bool | None = None,
         max_queue_size: int | None = None,
         iterable_mode: str = "sharded",
+        seed: int | None = None,
         transforms: Sequence[Callable[[Any], Any]] | None = None,
         timeout_threshold: float | None = None,
         threshold_percentile: float = 75.0,
@@ -122,6 +128,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.in_order = in_order  # type: ignore[assignment]
         self.max_queue_size = max_queue_size
         self.iterable_mode = iterable_mode
+        self.seed = seed
         self.transforms = transforms
         self.timeout_threshold = timeout_threshold
         self.threshold_percentile = threshold_percentile
@@ -132,6 +139,8 @@ class MinatoLoader(DataLoader[T_co]):
         self.on_error = on_error
         check_options(self)
         self._epochs = 0
+        if self.seed is not False and (num_workers > 0 or self.seed is not None):
+            install_streams()
 
     def _count_epoch(self) -> int:
         """The number of this `iter()` call, from 0."""

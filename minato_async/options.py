@@ -30,6 +30,8 @@ class Options:
     window: int | None
     #: Batches drawn and not yet delivered; None: as many as fill the window.
     batches_ahead: int | None
+    #: Each sample has random state of its own.
+    isolated: bool
     #: Seconds that `next()` waits for a batch; None: as long as it takes.
     timeout: float | None
     #: Steps applied to `dataset[index]`, one after the other.
@@ -95,6 +97,10 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
     if loader.scheduler not in SCHEDULERS:
         raise ValueError(f"scheduler must be one of {SCHEDULERS}, got {loader.scheduler!r}")
+    if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
+        raise TypeError(
+            f"seed must be an int, None, or False for no isolation, got {loader.seed!r}"
+        )
 
     ahead = None
     if loader.max_queue_size is None:
@@ -103,6 +109,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         num_workers=loader.num_workers,
         window=loader.max_queue_size,
         batches_ahead=ahead,
+        isolated=loader.seed is not False,
         timeout=loader.timeout or None,
         transforms=_checked_transforms(loader.transforms),
         timeout_threshold=loader.timeout_threshold,

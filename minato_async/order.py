@@ -16,11 +16,9 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     """The order of `loader`'s epochs, for the value that its user gave to `in_order`.
 
     None reorders only where the order is random anyway and the user did not ask for
-    reproducibility. Samples change places only between batches that torch's own `BatchSampler`
-    cut out of a sequence: what another batch sampler put together stays together.
-
-    Lightning's `predict` tells whose prediction is whose by what its batch sampler drew: there the
-    order is kept whatever `in_order` says, with a warning if it says False.
+    reproducibility, which a `seed` does too. Samples change places only between batches that
+    torch's own `BatchSampler` cut out of a sequence: what another batch sampler put together
+    stays together.
     """
     keep = in_order if in_order is not None else not _order_is_random(loader)
     if not keep and _is_recorded(loader.batch_sampler):
@@ -37,6 +35,8 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
 def _order_is_random(loader: DataLoader[Any]) -> bool:
     batch_sampler = loader.batch_sampler
     if loader.generator is not None or torch.are_deterministic_algorithms_enabled():
+        return False
+    if type(getattr(loader, "seed", None)) is int:
         return False
     if type(batch_sampler) is not BatchSampler:
         return False

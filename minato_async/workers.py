@@ -16,6 +16,7 @@ from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Worker
 from minato_async.openmp import use_one_thread_here
+from minato_async.randomness import thread_streams
 
 _MISSING = object()
 
@@ -79,21 +80,6 @@ def _can_be_copied(dataset: Any) -> bool:
     )
 
 
-class NoStreams:
-    """Stands in for per-sample random state where it is switched off."""
-
-    ticket: Any = None
-
-    def begin(self, resolve: Callable[[Any], int]) -> None:
-        """Nothing to do: every draw comes from the process-wide generators."""
-
-    def detach(self) -> Any:
-        return None
-
-    def attach(self, state: Any) -> None:
-        """Nothing to go on with."""
-
-
 class ThreadState:
     """What one worker thread keeps from its first job to its last."""
 
@@ -116,7 +102,7 @@ class ThreadState:
             self.copy.refresh(setup.dataset)
         seed = setup.base_seed + worker_id
         info = worker_info.make_worker_info(
-            worker_id, setup.num_workers, seed, self.copy.dataset, None
+            worker_id, setup.num_workers, seed, self.copy.dataset, self.streams.worker_rng
         )
         worker_info.show(info)
         if first and setup.worker_init_fn is not None:
@@ -146,12 +132,14 @@ def current_state() -> ThreadState:
 
 
 @contextlib.contextmanager
-def worker_thread(worker: Worker) -> Iterator[None]:
-    """The context in which a worker's thread runs, from its start to its end."""
+def worker_thread(worker: Worker, isolated: bool) -> Iterator[None]:
+    """The context in which a worker's thread runs, from its start to its end. `isolated`: each
+    sample has random state of its own."""
     use_one_thread_here()
-    _current.state = ThreadState(NoStreams())
-    try:
-        yield
-    finally:
-        _current.state = None
-        worker_info.show(None)
+    with thread_streams(isolated) as streams:
+        _current.state = ThreadState(streams)
+        try:
+            yield
+        finally:
+            _current.state = None
+            worker_info.show(None)

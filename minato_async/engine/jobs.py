@@ -200,7 +200,7 @@ class SampleJob:
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
         failure: BaseException | None = None
-        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0))
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0, 0))
         bound.streams.ticket = batch
         current.job = None
         if batch.holes:
@@ -224,7 +224,7 @@ class SampleJob:
     def _seed_of(self, block: Block) -> Callable[[int], int]:
         def seed(row: int) -> int:
             repeat = block.repeats[row] if block.repeats else 0
-            return self._recipe.seed(block.indices[row], repeat)
+            return self._recipe.seed(block.indices[row], repeat, block.first + row)
 
         return seed
 

@@ -36,6 +36,10 @@ class Streams(Protocol):
     #: Set before each sample; a value unlike the one before begins a new stream.
     ticket: Any
 
+    @property
+    def worker_rng(self) -> Any:
+        """What goes into torch's `WorkerInfo.rng`."""
+
     def begin(self, resolve: Callable[[Any], int]) -> None:
         """What follows are other tickets. `resolve` gives the seed of one, at its first draw."""
 
@@ -86,5 +90,6 @@ class Recipe(Protocol):
     def bind(self, worker: Worker) -> BoundRecipe:
         """The recipe for `worker`, in whose thread this is called, for every job."""
 
-    def seed(self, key: Any, repeat: int) -> int:
-        """The seed of the sample of index `key`, drawn `repeat` times before in this epoch."""
+    def seed(self, key: Any, repeat: int, position: int) -> int:
+        """The seed of the sample of index `key` at `position` of the epoch, drawn `repeat` times
+        before in it."""

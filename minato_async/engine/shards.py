@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
@@ -36,6 +36,10 @@ class Shard:
         self.occupied = False
 
 
+class ShardSeeds(Protocol):
+    def seed(self, key: Any, repeat: int, position: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class ShardRecipe:
     """How one epoch of an iterable dataset is loaded."""
@@ -51,11 +55,14 @@ class ShardRecipe:
     #: Context variables and grad mode of the thread that starts the epoch.
     context: Context
     grad: bool
+    #: None: samples have no random state of their own.
+    seeds: ShardSeeds | None = None
 
     def seed(self, shard: int, key: Any) -> int:
         """The seed of what `key` names in `shard`: a sample by its ordinal, -1 being what comes
         before the first, or a batch by the tuple of its samples' ordinals."""
-        raise NotImplementedError
+        assert self.seeds is not None
+        return self.seeds.seed((shard, key), 0, 0)
 
 
 class ShardPass:
