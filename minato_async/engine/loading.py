@@ -46,8 +46,8 @@ class Loading(Protocol):
         """About as many workers as could find a job now: so many idle ones are woken."""
 
     @property
-    def threshold_seconds(self) -> float:
-        """Seconds of cost after which a sample is slow; infinite if none is."""
+    def stuck_after(self) -> float:
+        """Seconds of cost after which a worker may be stuck in its sample; infinite: never."""
 
     @property
     def finished_samples(self) -> int:

@@ -47,8 +47,8 @@ class MapEpoch(Epoch):
         return min(self.feed.window, self.feed.outstanding)
 
     @property
-    def threshold_seconds(self) -> float:
-        return self.threshold.seconds
+    def stuck_after(self) -> float:
+        return self.threshold.stuck_after
 
     @property
     def finished_samples(self) -> int:

@@ -137,7 +137,7 @@ class ShardedEpoch:
     # What the consumer does
 
     @property
-    def threshold_seconds(self) -> float:
+    def stuck_after(self) -> float:
         return math.inf  # what a shard costs is not known sample by sample
 
     @property

@@ -14,6 +14,13 @@ WINDOW = 1000
 MARGIN = 1.25
 #: The threshold stays as long as the value it would take differs by less than this part of it.
 HYSTERESIS = 0.1
+#: A worker whose sample has cost this many thresholds may be stuck: at less, most that are a
+#: little slow would have come back by the time that a replacement has started.
+STUCK = 3.0
+#: The same in medians, while there is no threshold.
+STUCK_EARLY = 10.0
+#: Samples that tell what a median is.
+_ENOUGH = 32
 #: Observations between two looks at the percentile: it is not worth one for every sample.
 _STRIDE = 16
 
@@ -55,6 +62,16 @@ class Threshold:
         wanted = max(self.percentile(self._percentile), MARGIN * self.percentile(50.0))
         if not abs(wanted - self.seconds) < HYSTERESIS * self.seconds or math.isinf(self.seconds):
             self.seconds = wanted
+
+    @property
+    def stuck_after(self) -> float:
+        """Seconds of cost after which a worker may be stuck. Before there is a threshold, enough
+        to tell that its sample is unlike all that were seen."""
+        if math.isfinite(self.seconds):
+            return STUCK * self.seconds
+        if self.observed < _ENOUGH:
+            return math.inf
+        return STUCK_EARLY * self.percentile(50.0)
 
     def percentile(self, percent: float) -> float:
         """The cost in seconds that `percent` % of recent samples do not exceed; nan without any."""

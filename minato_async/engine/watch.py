@@ -7,9 +7,6 @@ from minato_async.engine.loading import Loading
 from minato_async.engine.slots import Running, Slots
 from minato_async.executors.base import Worker
 
-#: A sample is handed off when it has cost this many thresholds: at less, most that are a little
-#: slow would have come back by the time that a replacement has started.
-HAND_OFF = 3.0
 #: A thread that uses less than this part of a core is waiting, not computing.
 _WAITING = 0.2
 
@@ -49,7 +46,7 @@ class DeadlineWatch:
                     slots.leave(entry.worker)
                     given_up.append(entry.worker)
                 continue
-            if entry.handed_off or elapsed < HAND_OFF * loading.threshold_seconds:
+            if entry.handed_off or elapsed < loading.stuck_after:
                 continue
             if slots.active >= slots.most:
                 continue
