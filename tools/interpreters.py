@@ -21,8 +21,12 @@ WITH_GIL_NAMES = ("python3", "python3.11", "python3.12", "python3.13", "python3.
 # An interpreter that cannot import these can neither make an environment nor install into it.
 PROBE = """
 import bz2, ctypes, json, lzma, os, ssl, sys, sysconfig, venv, zlib
+# One name for one interpreter, however it was called: its own full name, where it has one.
+name = os.path.join(sys.base_prefix, "bin", "python%d.%d" % sys.version_info[:2] + sys.abiflags)
+if not os.path.exists(name):
+    name = getattr(sys, "_base_executable", None) or sys.executable
 print(json.dumps({
-    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
+    "executable": os.path.realpath(name),
     "version": list(sys.version_info[:2]),
     "build": sys.version,
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),

@@ -6,6 +6,7 @@ batch, through a *reader*, and drop it before it asks for the next one.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -56,12 +57,15 @@ class Epoch:
     """The times of one epoch, in seconds from ``iter()``.
 
     ``arrivals``: when ``next()`` returned each batch; ``counts``: samples in all batches up to and
-    including that one; ``seconds``: when the ``for`` loop ended, the loader's own closing included.
+    including that one; ``seconds``: when the ``for`` loop ended, the loader's own closing included;
+    ``cpu``: CPU seconds that all threads of this process used meanwhile, and worker processes that
+    ended in it. Unlike the other times it hardly depends on what else the machine does.
     """
 
     arrivals: tuple[float, ...]
     counts: tuple[int, ...]
     seconds: float
+    cpu: float
     receipt: Receipt
 
     @property
@@ -90,12 +94,21 @@ class Epoch:
             "samples": self.receipt.samples,
             "batches": len(self.arrivals),
             "seconds": self.seconds,
+            "cpu": self.cpu,
             "first": self.first,
             "last": self.arrivals[-1],
             "rate": self.rate,
             "steady_rate": self.steady_rate,
             "cost": sum(self.receipt.costs),
         }
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds so far: this process, and its children that have ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 class NoBatch(RuntimeError):
@@ -111,6 +124,7 @@ def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) 
     arrivals: list[float] = []
     counts: list[int] = []
     clock = time.perf_counter
+    cpu = _cpu_seconds()
     begin = clock()
     iterator = iter(loader)
     for batch in iterator:
@@ -122,6 +136,7 @@ def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) 
         if len(arrivals) == batches:
             break
     seconds = clock() - begin
+    cpu = _cpu_seconds() - cpu
     # Generators close at once; for the others dropping the last reference must do it.
     close = getattr(iterator, "close", None)
     if callable(close):
@@ -129,4 +144,4 @@ def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) 
     del iterator
     if not arrivals:
         raise NoBatch("the epoch delivered no batch")
-    return Epoch(tuple(arrivals), tuple(counts), seconds, receipt)
+    return Epoch(tuple(arrivals), tuple(counts), seconds, cpu, receipt)

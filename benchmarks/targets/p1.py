@@ -91,6 +91,7 @@ def _table(title: str, rows: Iterable[Row], own: Row) -> Table:
             "steady samples/s",
             "steady: is",
             "first batch ms",
+            "CPU µs a sample",
         ),
     )
     for row in rows:
@@ -102,6 +103,7 @@ def _table(title: str, rows: Iterable[Row], own: Row) -> Table:
                 row.spread(_steady).text(0),
                 paired(own.values(_steady), row.values(_steady)).text(2),
                 row.spread(lambda epoch: epoch.first).text(1, 1000),
+                row.spread(lambda epoch: epoch.cpu / epoch.receipt.samples).text(1, 1e6),
             )
         )
     return table

@@ -148,13 +148,16 @@ def _busy(kind: str, options: Options, report: Report) -> Figure:
     def of_limit(epoch: Epoch) -> float:
         return share(cpu_limit(epoch.receipt.costs, CPU_WORKERS, cores), epoch.seconds)
 
+    def in_samples(epoch: Epoch) -> float:
+        return sum(epoch.receipt.costs) / epoch.cpu
+
     pool = rows[BARE_POOL.name]
     report.table(
         _table(
             f"computing in {kind}, 90 % 4 ms / 10 % 100 ms as iterations, {length} samples, batch "
             f"{BATCH_SIZE}, {CPU_WORKERS} workers on {cores:g} cores",
             rows,
-            [("of the limit, CPU seconds", of_limit)],
+            [("of the limit, CPU seconds", of_limit), ("CPU in samples / all", in_samples)],
             pool,
         )
     )

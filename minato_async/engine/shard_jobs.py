@@ -112,7 +112,7 @@ class ReadJob(UnwatchedJob):
         shard, recipe = self._source.shard, self._recipe
         if not shard.initialised:
             if recipe.worker_init_fn is not None:
-                streams.ticket = shard
+                streams.ticket = "worker_init_fn"
                 recipe.worker_init_fn(shard.number)
             shard.initialised = True
         streams.ticket = -1
@@ -198,9 +198,11 @@ def _close(source: ShardPass) -> None:
 @contextlib.contextmanager
 def _inside(source: ShardPass) -> Iterator[None]:
     """Within this, the calling thread is that of the shard's code, as far as it can tell."""
-    torch.set_grad_enabled(source.grad)
-    try:
-        with shown(source.shard.info):
+    # Leaving `inference_mode` also puts the thread's own modes back, whatever was entered within.
+    with torch.inference_mode(source.inference), shown(source.shard.info):
+        torch.set_grad_enabled(source.grad)
+        try:
             yield
-    finally:
-        source.grad = torch.is_grad_enabled()
+        finally:
+            source.inference = torch.is_inference_mode_enabled()
+            source.grad = torch.is_grad_enabled()

@@ -60,9 +60,11 @@ class ShardRecipe:
 
     def seed(self, shard: int, key: Any) -> int:
         """The seed of what `key` names in `shard`: a sample by its ordinal, -1 being what comes
-        before the first, or a batch by the tuple of its samples' ordinals."""
+        before the first, a batch by the tuple of its samples' ordinals, or `worker_init_fn`."""
         assert self.seeds is not None
-        return self.seeds.seed((shard, key), 0, 0)
+        # Like the shard's share of an index that is drawn over and over: that is a hash of two
+        # integers, where a tuple as the key would need a digest.
+        return self.seeds.seed(key, shard + 1, 0)
 
 
 class ShardPass:
@@ -70,11 +72,12 @@ class ShardPass:
 
     def __init__(self, shard: Shard, recipe: ShardRecipe) -> None:
         self.shard = shard
-        # A generator suspended inside `with torch.no_grad()`, or after setting a context
-        # variable, goes on with that, whichever thread resumes it. As with `reader`, they belong
-        # to the worker that occupies the shard.
+        # A generator suspended inside `with torch.no_grad()` or `torch.inference_mode()`, or after
+        # setting a context variable, goes on with that, whichever thread resumes it. As with
+        # `reader`, they belong to the worker that occupies the shard.
         self.context = recipe.context.copy()
         self.grad = recipe.grad
+        self.inference = False
         self.reader: Reader | None = None
         #: Batches read or failed.
         self.rounds = 0

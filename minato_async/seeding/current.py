@@ -20,3 +20,5 @@ class _Current(threading.local):
 
 
 current = _Current()
+#: Unlike every ticket.
+NO_SAMPLE = object()

@@ -7,58 +7,72 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import mtrand
 
-from minato_async.seeding.current import current
-from minato_async.seeding.keys import GOLDEN
+from minato_async.seeding.current import NO_SAMPLE, current
 from minato_async.seeding.rebinding import Replacements
+
+if TYPE_CHECKING:
+    from minato_async.seeding.streams import SampleStreams
 
 #: What `RandomState.get_state(legacy=False)` returns, and the state of what took its place.
 NumpyState = dict[str, Any]
 
 
 class NumpyStream:
-    """The numbers that `numpy.random` gives to one sample: a `RandomState`, reseeded for each."""
+    """The numbers that `numpy.random` gives to the current sample of `streams`: a `RandomState`,
+    reseeded for each sample."""
 
-    __slots__ = ("_generator", "_own", "state")
+    __slots__ = ("_generator", "_own", "_state", "_streams", "sample")
 
-    def __init__(self) -> None:
+    def __init__(self, streams: SampleStreams) -> None:
+        self._streams = streams
+        #: The ticket of the sample that the state belongs to.
+        self.sample: Any = NO_SAMPLE
         self._own = np.random.RandomState(0)
-        #: The stream itself. Another object only if a sample installed a bit generator of its own.
-        self.state = self._own
+        # Another object only if the sample installed a bit generator of its own.
+        self._state = self._own
         self._generator: np.random.Generator | None = None
 
-    def start(self, seed: int) -> None:
-        """Begin the stream of `seed`, 32 bits."""
-        self.state = self._own
-        self._own.seed(seed)
+    def state(self) -> np.random.RandomState:
+        """The current sample's stream."""
+        streams = self._streams
+        if self.sample is not streams.ticket:
+            # 32 bits, for a RandomState takes long to seed from more. The upper half of a product
+            # depends on all bits of the lower, so seeds that differ in a few low bits are apart.
+            own = self._own
+            own.seed(streams.seed() * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF)
+            self._state = own
+            self.sample = streams.ticket
+        return self._state
 
     def set_bit_generator(self, bit_generator: Any) -> None:
         """Draw from `bit_generator` for the rest of the sample."""
-        self.state = np.random.RandomState(bit_generator)
+        self._state = np.random.RandomState(bit_generator)
+        self.sample = self._streams.ticket
 
     @property
     def generator(self) -> np.random.Generator:
         """The same stream of bits as a `numpy.random.Generator`."""
-        bits = self.state._bit_generator
+        bits = self.state()._bit_generator
         if self._generator is None or self._generator.bit_generator is not bits:
             self._generator = np.random.Generator(bits)
         return self._generator
 
     def save(self) -> NumpyState:
         """Everything about the stream, picklable."""
-        return self.state.get_state(legacy=False)
+        return self._state.get_state(legacy=False)
 
     def restore(self, state: NumpyState) -> None:
-        if state["bit_generator"] == "MT19937":
-            self.state = self._own
-        else:
-            kind = getattr(np.random, state["bit_generator"])
-            self.state = np.random.RandomState(kind())
-        self.state.set_state(state)
+        """Go on from a saved stream, as the current sample's."""
+        self._state = self._own
+        if state["bit_generator"] != "MT19937":
+            self._state = np.random.RandomState(getattr(np.random, state["bit_generator"])())
+        self._state.set_state(state)
+        self.sample = self._streams.ticket
 
 
 _global: Any = mtrand._rand  # before `install`
@@ -67,7 +81,7 @@ _global: Any = mtrand._rand  # before `install`
 def _target() -> Any:
     """The `RandomState` that the calling thread draws from."""
     streams = current.streams
-    return _global if streams is None else streams.numpy().state
+    return _global if streams is None else streams.numpy.state()
 
 
 class _ThreadState(np.random.RandomState):
@@ -108,7 +122,7 @@ def _follow(name: str) -> Callable[..., Any]:
         streams = current.streams
         if streams is None:
             return on_global(*args, **kwargs)
-        return getattr(streams.numpy().state, name)(*args, **kwargs)
+        return original(streams.numpy.state(), *args, **kwargs)
 
     return method
 
@@ -129,7 +143,7 @@ def _thread_default_rng(seed: Any = None) -> np.random.Generator:
     """With no seed, in a sample: a generator seeded from the sample's stream."""
     streams = current.streams
     if seed is None and streams is not None:
-        seed = np.frombuffer(streams.numpy().state.bytes(16), np.uint32)
+        seed = np.frombuffer(streams.numpy.state().bytes(16), np.uint32)
     return _default_rng(seed)
 
 
@@ -140,7 +154,7 @@ def _thread_set_bit_generator(bitgen: Any) -> None:
         # What numpy's own function does to the object under the name that we have replaced.
         _global.__init__(bitgen)
     else:
-        streams.numpy().set_bit_generator(bitgen)
+        streams.numpy.set_bit_generator(bitgen)
 
 
 def install() -> Replacements:
@@ -157,12 +171,3 @@ def install() -> Replacements:
         if getattr(bound, "__self__", None) is _global:
             replacements[id(bound)] = bound, getattr(dispatcher, bound.__name__)
     return replacements
-
-
-def numpy_seed(seed: int) -> int:
-    """The part of a sample's seed that numpy gets: 32 bits, which RandomState takes cheaply.
-
-    The upper half of a product depends on all bits of the lower half, so that loaders' seeds that
-    differ in a few low bits (one a worker) give different streams too.
-    """
-    return (seed * GOLDEN >> 32) & 0xFFFFFFFF

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minato_async.seeding.current import current
+from minato_async.seeding.current import NO_SAMPLE, current
 from minato_async.seeding.python_random import (
     PythonState,
     PythonStream,
     module_generator,
-    python_seed,
 )
 from minato_async.seeding.torch_mode import SampleMode
-from minato_async.seeding.torch_random import TorchState, TorchStream, torch_seed
+from minato_async.seeding.torch_random import TorchState, TorchStream
 
 try:
-    from minato_async.seeding.numpy_random import NumpyStream, numpy_seed
+    from minato_async.seeding.numpy_random import NumpyStream
 except ImportError:  # torch runs without numpy, and so do we
     HAS_NUMPY = False
 else:
@@ -29,9 +28,6 @@ else:
 
 if TYPE_CHECKING:
     import random
-
-#: Unlike every ticket.
-_NONE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +37,44 @@ class SampleState:
     Picklable.
     """
 
-    python: PythonState | None
-    numpy: dict[str, Any] | None
-    torch: TorchState | None
+    python: PythonState | None = None
+    numpy: dict[str, Any] | None = None
+    torch: TorchState | None = None
 
 
 class SampleStreams:
-    """The streams that one thread draws from: those of the sample it runs.
+    """The streams that one thread draws from: those of the sample that it runs.
 
     Nothing is seeded before a sample's first draw, so a sample that draws nothing pays nothing but
     the store of its `ticket`. One thread at a time may use an instance.
     """
 
+    __slots__ = (
+        "_resolve",
+        "_seed",
+        "_seeded",
+        "mode",
+        "numpy",
+        "python",
+        "ticket",
+        "torch",
+        "worker_rng",
+    )
+
     def __init__(self) -> None:
-        #: What identifies the sample that this thread runs. A new value begins a new sample; the
-        #: comparison is by identity, so the same object must not stand for two samples in a row.
+        #: What identifies the sample that this thread runs. Another value begins another sample;
+        #: identity decides, so one object must not stand for two samples in a row.
         self.ticket: Any = None
-        self.mode = SampleMode(self)
-        self.worker_rng = WorkerRng(self)
         self._resolve: Callable[[Any], int] = _entropy
         self._seed = 0
-        self._seed_of: Any = _NONE
-        self._python = PythonStream()
-        self._python_of: Any = _NONE
-        self._torch = TorchStream()
-        self._torch_of: Any = _NONE
-        self._numpy_of: Any = _NONE
+        self._seeded: Any = NO_SAMPLE
+        self.python = PythonStream(self)
         if HAS_NUMPY:
-            self._numpy = NumpyStream()
+            self.numpy = NumpyStream(self)
+        self.torch = TorchStream(self)
+        self.mode = SampleMode(self.torch)
+        #: For `WorkerInfo.rng` of the worker whose streams these are.
+        self.worker_rng: Any = WorkerRng(self)
 
     def active(self) -> Activation:
         """Make the thread that enters the returned context draw from here until it leaves it."""
@@ -80,69 +86,43 @@ class SampleStreams:
         self._resolve = resolve
         self._forget()
 
+    def _streams(self) -> list[Any]:
+        return [self.python, self.numpy, self.torch] if HAS_NUMPY else [self.python, self.torch]
+
     def _forget(self) -> None:
-        self._seed_of = self._python_of = self._numpy_of = self._torch_of = _NONE
+        self._seeded = NO_SAMPLE
+        for stream in self._streams():
+            stream.sample = NO_SAMPLE
+
+    def seed(self) -> int:
+        """The current sample's seed, 64 bits."""
+        ticket = self.ticket
+        if self._seeded is not ticket:
+            self._seed = self._resolve(ticket)
+            self._seeded = ticket
+        return self._seed
 
     def detach(self) -> SampleState | None:
         """Take the current sample's streams away, to go on elsewhere; None if it drew nothing.
 
-        What this thread draws before it gets a new ticket begins the sample's streams anew.
+        What this thread draws before it gets another ticket begins the sample's streams anew.
         """
-        ticket = self.ticket
-        state = SampleState(
-            self._python.save() if self._python_of is ticket else None,
-            self._numpy.save() if self._numpy_of is ticket else None,
-            self._torch.save() if self._torch_of is ticket else None,
-        )
+        states = {
+            name: stream.save()
+            for name in ("python", "numpy", "torch")
+            if (stream := getattr(self, name, None)) is not None and stream.sample is self.ticket
+        }
         self._forget()
-        return None if state == SampleState(None, None, None) else state
+        return SampleState(**states) if states else None
 
     def attach(self, state: SampleState | None) -> None:
-        """Go on with a detached sample, whose ticket has been set. Its further first draws ask
-        `resolve`, as on the thread where it began."""
+        """Go on with a detached sample, after `begin` and the store of its ticket. What it has not
+        drawn from yet asks `resolve`, as on the thread where it began."""
         if state is None:
             return
-        if state.python is not None:
-            self._python.restore(state.python)
-            self._python_of = self.ticket
-        if state.numpy is not None:
-            self._numpy.restore(state.numpy)
-            self._numpy_of = self.ticket
-        if state.torch is not None:
-            self._torch.restore(state.torch)
-            self._torch_of = self.ticket
-
-    def seed(self) -> int:
-        """The current sample's seed."""
-        if self._seed_of is not (ticket := self.ticket):
-            self._seed = self._resolve(ticket)
-            self._seed_of = ticket
-        return self._seed
-
-    def python(self) -> PythonStream:
-        """The current sample's stream for `random`."""
-        if self._python_of is not (ticket := self.ticket):
-            self._python.start(python_seed(self.seed()))
-            self._python_of = ticket
-        return self._python
-
-    def numpy(self) -> NumpyStream:
-        """The current sample's stream for `numpy.random`."""
-        if self._numpy_of is not (ticket := self.ticket):
-            self._numpy.start(numpy_seed(self.seed()))
-            self._numpy_of = ticket
-        return self._numpy
-
-    def torch(self) -> TorchStream:
-        """The current sample's stream for torch."""
-        if self._torch_of is not (ticket := self.ticket):
-            self._torch.start(torch_seed(self.seed()))
-            self._torch_of = ticket
-        return self._torch
-
-    def owns_generator(self, generator: Any) -> bool:
-        """Whether a torch generator is this thread's, reused for sample after sample."""
-        return generator is self._torch.cpu
+        for name in ("python", "numpy", "torch"):
+            if (saved := getattr(state, name)) is not None:
+                getattr(self, name).restore(saved)
 
 
 class Activation:
@@ -187,12 +167,12 @@ class WorkerRng:
     @property
     def torch_generator(self) -> torch.Generator:
         """For torch on the CPU."""
-        return self._streams.torch().cpu
+        return self._streams.torch.cpu()
 
     @property
     def numpy_generator(self) -> Any:
         """A `numpy.random.Generator`, or None without numpy."""
-        return self._streams.numpy().generator if HAS_NUMPY else None
+        return self._streams.numpy.generator if HAS_NUMPY else None
 
 
 def _entropy(_: Any) -> int:

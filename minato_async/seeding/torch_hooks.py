@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor
 
+from minato_async.seeding.torch_random import default_device
+
 if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
+    from minato_async.seeding.torch_random import TorchStream
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-#: Streams, torch's function and its arguments. The mode is off while it runs.
-Hook = Callable[["SampleStreams", Any, Args, Kwargs], Any]
+#: The sample's stream, torch's function and its arguments. The mode is off while it runs.
+Hook = Callable[["TorchStream", Any, Args, Kwargs], Any]
 
 
 class RandomStateWarning(UserWarning):
@@ -31,26 +33,20 @@ class RandomStateWarning(UserWarning):
 # Operators that take a generator ------------------------------------------------------------------
 
 _default_generator = torch.default_generator
-# Where factories put tensors when the caller does not say; not the CPU only through a deprecated
-# setter, for the newer one works by a mode of its own, which runs before ours.
-_default_device: Callable[[], Any] = getattr(torch._C, "_get_default_device", lambda: "cpu")
 
 
-def _is_users(generator: Any, streams: SampleStreams) -> bool:
+def _is_users(generator: Any, stream: TorchStream) -> bool:
     """Whether a generator was given that is the user's own. The global one is what torch takes
     without any, and the stream's may have been kept from an earlier sample."""
-    return not (
-        generator is None or generator is _default_generator or streams.owns_generator(generator)
-    )
+    return not (generator is None or generator is _default_generator or generator is stream.own)
 
 
-def inject(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def inject(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """For operators that take a generator."""
-    if kwargs and _is_users(kwargs.get("generator"), streams):
+    if kwargs and _is_users(kwargs.get("generator"), stream):
         return func(*args, **kwargs)
-    stream = streams.torch()
     if args and type(args[0]) is Tensor and args[0].is_cpu:
-        generator: Generator | None = stream.cpu
+        generator: Generator | None = stream.cpu()
     else:
         generator = stream.generator(_device_of(args, kwargs))
     if kwargs:
@@ -58,22 +54,25 @@ def inject(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any
     return func(*args, generator=generator)
 
 
-def inject_factory(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The same, quicker for those that take no tensor."""
-    if not kwargs and _default_device() == "cpu":
-        return func(*args, generator=streams.torch().cpu)
-    return inject(streams, func, args, kwargs)
+def inject_factory(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`inject`, for functions that are given no tensor. The mode knows it, and may do its work."""
+    return inject(stream, func, args, kwargs)
+
+
+def inject_method(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`inject`, for methods of a tensor. The mode knows it, and may do its work."""
+    return inject(stream, func, args, kwargs)
 
 
 def inject_at(position: int) -> Hook:
     """For operators that also take the generator after `position` other arguments."""
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if len(args) > position:
-            if _is_users(args[position], streams):
+            if _is_users(args[position], stream):
                 return func(*args, **kwargs)
             args = args[:position]
-        return inject(streams, func, args, kwargs)
+        return inject(stream, func, args, kwargs)
 
     return hook
 
@@ -81,8 +80,8 @@ def inject_at(position: int) -> Hook:
 def inject_overload(packet: Any) -> Hook:
     """For one overload that takes none, of a packet in which another does."""
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        return inject(streams, packet, args, kwargs)
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        return inject(stream, packet, args, kwargs)
 
     return hook
 
@@ -95,7 +94,7 @@ def _device_of(args: Args, kwargs: Kwargs) -> torch.device:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             return value.device
-    return torch.device(_default_device())
+    return torch.device(default_device())
 
 
 def _named(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Any]:
@@ -108,14 +107,14 @@ def _named(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Any]
 def like(fill: Callable[[Tensor, list[Any], Generator | None], Any]) -> Hook:
     """A tensor like another, filled by `fill` with what is neither that nor a keyword of it."""
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        if _is_users(kwargs.get("generator"), streams):
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if _is_users(kwargs.get("generator"), stream):
             return func(*args, **kwargs)
         options = {name: value for name, value in kwargs.items() if name not in _NOT_OPTIONS}
         model = args[0] if args else kwargs["input"]
         bounds = [*args[1:], *(kwargs[name] for name in ("low", "high") if name in kwargs)]
         result = torch.empty_like(model, **options)
-        fill(result, bounds, streams.torch().generator(result.device))
+        fill(result, bounds, stream.generator(result.device))
         # Not before: what requires a gradient cannot be filled in place.
         return result.requires_grad_() if kwargs.get("requires_grad") else result
 
@@ -138,7 +137,7 @@ randint_like = like(_fill_integers)
 def dropout(*, feature: bool = False, alpha: bool = False, inplace: bool = False) -> Hook:
     """Dropout of single numbers or of whole features, to zero or to SELU's lower bound."""
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
         # The first is called `self` by the forms in place, which take it by position only.
         values = _named(("input", "p", "train"), args, kwargs)
         x, p, train = values["input"], values["p"], values["train"]
@@ -149,7 +148,7 @@ def dropout(*, feature: bool = False, alpha: bool = False, inplace: bool = False
             noise = x.new_empty((*x.shape[:2], *[1] * (x.dim() - 2)))
         else:
             noise = torch.empty_like(x)
-        noise.bernoulli_(1 - p, generator=streams.torch().generator(x.device))
+        noise.bernoulli_(1 - p, generator=stream.generator(x.device))
         if not alpha:
             noise.div_(1 - p)
             return x.mul_(noise) if inplace else x * noise
@@ -165,14 +164,14 @@ def dropout(*, feature: bool = False, alpha: bool = False, inplace: bool = False
 _ALPHA = 1.7580993408473766
 
 
-def native_dropout(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def native_dropout(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Dropout that returns its mask too."""
     values = _named(("input", "p", "train"), args, kwargs)
     x, p = values["input"], values["p"]
     if values["train"] is False or x.numel() == 0:
         return func(*args, **kwargs)
     mask = torch.empty_like(x, dtype=torch.bool)
-    mask.bernoulli_(1 - p, generator=streams.torch().generator(x.device))
+    mask.bernoulli_(1 - p, generator=stream.generator(x.device))
     output = (x * mask).mul_(0.0 if p == 1 else 1 / (1 - p))
     if "out0" not in kwargs:
         return output, mask
@@ -181,7 +180,7 @@ def native_dropout(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs
     return kwargs["out0"], kwargs["out1"]
 
 
-def attention(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def attention(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Attention with dropout, by the operator that takes the mask as an argument."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values = _named(names, args, kwargs)
@@ -190,7 +189,7 @@ def attention(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> 
         return func(*args, **kwargs)
     query, key, value = values.pop("query"), values.pop("key"), values.pop("value")
     keep = torch.empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool, device=query.device)
-    keep.bernoulli_(1 - p, generator=streams.torch().generator(query.device))
+    keep.bernoulli_(1 - p, generator=stream.generator(query.device))
     output, _ = torch._scaled_dot_product_attention_math(
         query, key, value, dropout_p=p, dropout_mask=keep, **values
     )
@@ -215,8 +214,8 @@ def under_mode(function: FunctionType) -> Hook:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        with streams.mode:
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        with stream.streams.mode:
             return copy(*args, **kwargs)
 
     return hook
@@ -232,7 +231,7 @@ def _never(*_: Any) -> bool:
 def warn_if_dropping(name: str) -> Hook:
     """For operators that draw inside where their dropout argument is not zero."""
 
-    def hook(streams: SampleStreams, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if _drops(name, args, kwargs):
             _warn_once(name)
         return func(*args, **kwargs)

@@ -13,14 +13,15 @@ from torch.overrides import TorchFunctionMode
 from minato_async.seeding import torch_hooks as hooks
 from minato_async.seeding import torch_names as names
 from minato_async.seeding.torch_hooks import Args, Hook, Kwargs
+from minato_async.seeding.torch_random import default_device
 
 if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
+    from minato_async.seeding.torch_random import TorchStream
 
-#: Every callable that torch may hand to the mode and that draws random numbers. Filled by
-#: `install`, before any worker runs, and only read from then on.
+#: Every callable that torch may hand to the mode and that draws random numbers, with its hook.
+#: Filled by `install`, before any worker runs, and only read from then on.
 HOOKS: dict[Any, Hook] = {}
-_hook_of = HOOKS.get
+_factory, _method = hooks.inject_factory, hooks.inject_method
 
 
 class SampleMode(TorchFunctionMode):
@@ -29,17 +30,29 @@ class SampleMode(TorchFunctionMode):
     It is off while it handles a call, so nested calls come here only through `hooks.under_mode`.
     """
 
-    def __init__(self, streams: SampleStreams) -> None:
+    def __init__(self, stream: TorchStream) -> None:
         super().__init__()
-        self._streams = streams
+        self._stream = stream
+        self._own = stream.own
+        self._factories_on_cpu = default_device() == "cpu"
+        # A copy of its own: looking into a dict that all threads share would make their cores
+        # pass its reference count to and fro, at every call of torch.
+        self._hook_of = HOOKS.copy().get
 
     def __torch_function__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        hook = _hook_of(func)
-        if hook is not None:
-            return hook(self._streams, func, args, kwargs or {})
-        return func(*args, **kwargs) if kwargs else func(*args)
+        hook = self._hook_of(func)
+        if hook is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        # The commonest draws are done here, without the price of two more calls.
+        if not kwargs and (
+            self._factories_on_cpu if hook is _factory else hook is _method and args[0].is_cpu
+        ):
+            stream = self._stream
+            current = stream.sample is stream.streams.ticket
+            return func(*args, generator=self._own if current else stream.cpu())
+        return hook(self._stream, func, args, kwargs or {})
 
 
 _LIKE: dict[str, Hook] = {
@@ -73,7 +86,7 @@ def install() -> None:
         for holder in (torch, Tensor, torch._C._nn):
             function = getattr(holder, name, None)
             if function is not None and not isinstance(function, FunctionType):
-                HOOKS[function] = hook
+                HOOKS[function] = _method if holder is Tensor and hook is hooks.inject else hook
         _install_operator(torch.ops.aten, name, hook)
     for name in ("normal", "uniform"):
         _install_operator(torch.ops.prims, name, hooks.inject)

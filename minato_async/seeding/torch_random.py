@@ -6,52 +6,79 @@ import ctypes
 import secrets
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minato_async.seeding.current import current
-from minato_async.seeding.keys import MASK64
+from minato_async.seeding.current import NO_SAMPLE, current
 from minato_async.seeding.rebinding import redirect
+
+if TYPE_CHECKING:
+    from minato_async.seeding.streams import SampleStreams
 
 #: State of a `TorchStream`: the CPU generator's, the seed for other devices, theirs by name.
 TorchState = tuple[bytes, int, dict[str, bytes]]
 
 
+# Where factories put tensors when the caller does not say. Not the CPU only through a deprecated
+# setter, for the newer one works by a mode of its own, which runs before ours.
+default_device: Callable[[], Any] = getattr(torch._C, "_get_default_device", lambda: "cpu")
+
+
 class TorchStream:
-    """The numbers that torch gives to one sample: a generator for the CPU, reseeded for each
-    sample, and one for each other device that it draws on."""
+    """The numbers that torch gives to the current sample of `streams`: a generator for the CPU,
+    reseeded for each sample, and one for each other device that samples draw on."""
 
-    __slots__ = ("_device_seed", "_devices", "_seeded", "cpu")
+    __slots__ = (
+        "_device_seed",
+        "_devices",
+        "_seeded",
+        "own",
+        "sample",
+        "streams",
+    )
 
-    def __init__(self) -> None:
-        self.cpu = torch.Generator()
+    def __init__(self, streams: SampleStreams) -> None:
+        self.streams = streams
+        #: The ticket of the sample that the generators' states belong to.
+        self.sample: Any = NO_SAMPLE
+        #: The generator that `cpu` returns, whatever its state.
+        self.own = torch.Generator()
         self._devices: dict[torch.device, torch.Generator] = {}
         self._seeded: set[torch.device] = set()
         self._device_seed = 0
 
-    def start(self, seed: int) -> None:
-        """Begin the stream of `seed`, 64 bits, of which torch's CPU generator uses the lower 32."""
-        self.cpu.manual_seed(seed)
-        self.seed_devices(seed)
+    def cpu(self) -> torch.Generator:
+        """The current sample's generator for tensors on the CPU."""
+        streams = self.streams
+        if self.sample is not streams.ticket:
+            # The seed itself, of which this generator uses the lower 32 bits: so
+            # `torch.initial_seed` in a worker shows what the loader seeded it with.
+            seed = self._device_seed = streams.seed()
+            self.own.manual_seed(seed)
+            if self._seeded:
+                self._seeded.clear()
+            self.sample = streams.ticket
+        return self.own
 
     def seed_devices(self, seed: int) -> None:
-        """Let the other devices' generators begin at `seed`, when they are next used."""
+        """Let the other devices' generators begin at `seed` when they are next used."""
+        self.sample = self.streams.ticket
         self._device_seed = seed
-        if self._seeded:
-            self._seeded.clear()
+        self._seeded.clear()
 
     def generator(self, device: torch.device) -> torch.Generator | None:
         """The generator for tensors on `device`; None where torch needs none (meta tensors)."""
-        kind: Any = device.type  # torch declares fewer kinds than there are
-        if kind == "cpu":
-            return self.cpu
-        if kind == "meta":
+        cpu = self.cpu()
+        if device.type == "cpu":
+            return cpu
+        if device.type == "meta":
             return None
-        if device.index is None:
+        index: int | None = device.index
+        if index is None:
             module = torch.get_device_module(device)
             if hasattr(module, "current_device"):
-                device = torch.device(kind, module.current_device())
+                device = torch.device(device.type, module.current_device())
         generator = self._devices.get(device)
         if generator is None:
             generator = self._devices[device] = torch.Generator(device)
@@ -63,11 +90,12 @@ class TorchStream:
     def save(self) -> TorchState:
         """Everything about the stream, picklable without shared memory (so: no tensors)."""
         devices = {str(device): _dump(self._devices[device]) for device in self._seeded}
-        return _dump(self.cpu), self._device_seed, devices
+        return _dump(self.own), self._device_seed, devices
 
     def restore(self, state: TorchState) -> None:
+        """Go on from a saved stream, as the current sample's."""
         cpu, seed, devices = state
-        _load(self.cpu, cpu)
+        _load(self.own, cpu)
         self.seed_devices(seed)
         for name, content in devices.items():
             generator = self.generator(torch.device(name))
@@ -88,29 +116,29 @@ def _load(generator: torch.Generator, content: bytes) -> None:
 
 
 def _get_rng_state(stream: TorchStream) -> torch.Tensor:
-    return stream.cpu.get_state()
+    return stream.cpu().get_state()
 
 
 def _set_rng_state(stream: TorchStream, new_state: torch.Tensor) -> None:
-    stream.cpu.set_state(new_state)
+    stream.cpu().set_state(new_state)
 
 
 def _manual_seed(stream: TorchStream, seed: Any) -> torch.Generator:
     seed = int(seed)
-    # Refuses what torch refuses, and says so in torch's words.
-    generator = stream.cpu.manual_seed(seed)
+    # First, for it refuses what torch refuses.
+    generator = stream.own.manual_seed(seed)
     stream.seed_devices(seed)
     return generator
 
 
 def _seed(stream: TorchStream) -> int:
-    seed = stream.cpu.seed()
+    seed = stream.own.seed()
     stream.seed_devices(seed)
     return seed
 
 
 def _initial_seed(stream: TorchStream) -> int:
-    return stream.cpu.initial_seed()
+    return stream.cpu().initial_seed()
 
 
 _CPU_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -140,10 +168,12 @@ def _device_functions(kind: str) -> dict[str, Callable[..., Any]]:
         generator(stream, device).set_state(new_state)
 
     def manual_seed(stream: TorchStream, seed: Any) -> None:
+        stream.cpu()
         stream.seed_devices(int(seed))
 
     def seed(stream: TorchStream) -> int:
         number = secrets.randbits(63)
+        stream.cpu()
         stream.seed_devices(number)
         return number
 
@@ -194,14 +224,8 @@ def install() -> None:
                 streams = current.streams
                 if streams is None:
                     return before(*args, **kwargs)
-                return for_sample(streams.torch(), *args, **kwargs)
+                return for_sample(streams.torch, *args, **kwargs)
 
             return dispatch
 
         redirect(original, make)
-
-
-def torch_seed(seed: int) -> int:
-    """The part of a sample's seed that torch gets: the seed itself, so that
-    ``torch.initial_seed()`` in a worker shows what the loader seeded it with."""
-    return seed & MASK64

@@ -56,7 +56,7 @@ def test_ratios_are_paired_by_round() -> None:
 
 def test_steady_rate_leaves_out_the_first_tenth() -> None:
     arrivals = (1.0, *(1.0 + 0.1 * number for number in range(1, 20)))
-    epoch = Epoch(arrivals, tuple(range(10, 210, 10)), 3.5, Receipt(samples=200))
+    epoch = Epoch(arrivals, tuple(range(10, 210, 10)), 3.5, 1.0, Receipt(samples=200))
     assert epoch.first == 1.0
     assert epoch.rate == pytest.approx(200 / 3.5)
     assert epoch.steady_rate == pytest.approx(100.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -49,6 +49,7 @@ class TestSequence:
         loader = workers(kind, len(sizes))(Sized(sizes), batch_size=batch_size, drop_last=drop_last)
         assert lists(loader) == in_turn(sizes, batch_size, drop_last)
 
+    @settings(max_examples=25)
     @given(
         sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5),
         batch_size=st.one_of(st.none(), st.integers(1, 4)),
@@ -282,7 +283,7 @@ class TestLength:
             warnings.simplefilter("error", UserWarning)
             assert len(list(loader)) >= 4
         assert len(loader) == 3
-        with pytest.warns(UserWarning) as caught:
+        with pytest.warns(UserWarning, match="Length of IterableDataset") as caught:
             list(loader)
         texts = [str(warning.message) for warning in caught]
         assert texts[0].startswith(

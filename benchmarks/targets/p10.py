@@ -1,0 +1,139 @@
+"""P10: what the isolation of random state costs a sample.
+
+Measured on a thread of its own, as workers are: what it costs to run Python there on objects that
+another thread made is part of the price. Each case runs twice in turn, many times over in short
+pieces, without isolation and with it; the figure is the difference of the two fastest pieces, for
+what else the machine does can only add. Time is the thread's own, on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.figures import at_most
+from benchmarks.report import Report, Table
+from benchmarks.target import Options, Target
+from minato_async.seeding import SampleStreams, epoch_seed, install, seed_in_epoch
+
+SAMPLES = 200
+"""Samples in one piece, some milliseconds in all."""
+PIECES = 400
+ROUNDS = 3
+QUICK = 2
+"""Pieces, to try the code."""
+TENSORS = [torch.zeros(4), torch.zeros(4)]
+
+Draw = Callable[[], Any]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _cases() -> dict[str, Draw]:
+    """What a sample does."""
+    x = torch.zeros(4)
+    stack, rand = torch.stack, torch.rand
+    # The module's names are looked up at every call, as transforms do.
+    return {
+        "draws nothing": _nothing,
+        "random": lambda: random.random(),
+        "numpy": lambda: np.random.random(),
+        "torch": lambda: rand(1),
+        "all three": lambda: (random.random(), np.random.random(), rand(1)),
+        "torch.stack": lambda: stack(TENSORS),
+        "torch.rand": lambda: rand(1),
+        "tensor.uniform_": lambda: x.uniform_(),
+        "tensor.shape": lambda: x.shape,
+        "F.pad": lambda: torch.nn.functional.pad(x, (1, 1)),
+    }
+
+
+ONE_SAMPLE = ("torch.stack", "torch.rand", "tensor.uniform_", "tensor.shape", "F.pad")
+"""Cases that repeat one call within one sample; in the others each call is a sample."""
+
+
+def _piece(draw: Draw, samples: int) -> float:
+    """Seconds for a sample, without isolation."""
+    began = time.thread_time()
+    for _ in range(samples):
+        draw()
+    return (time.thread_time() - began) / samples
+
+
+def _isolated_piece(draw: Draw, samples: int, streams: SampleStreams, every: bool) -> float:
+    """Seconds for a sample, with isolation, and a new ticket for every one or one for all."""
+    with streams.active():
+        streams.begin(functools.partial(seed_in_epoch, epoch_seed(1, 0)))
+        if not every:
+            streams.ticket = 0
+            draw()
+            return _piece(draw, samples)
+        began = time.thread_time()
+        for row in range(samples):
+            streams.ticket = row
+            draw()
+        return (time.thread_time() - began) / samples
+
+
+def _measure(pieces: int) -> dict[str, tuple[float, float]]:
+    """Fastest seconds for a sample of each case: without and with isolation."""
+    streams = SampleStreams()
+    found = {}
+    for name, draw in _cases().items():
+        every = name not in ONE_SAMPLE
+        plain = isolated = float("inf")
+        for _ in range(pieces):
+            plain = min(plain, _piece(draw, SAMPLES))
+            isolated = min(isolated, _isolated_piece(draw, SAMPLES, streams, every))
+        found[name] = plain, isolated
+    return found
+
+
+def _on_a_thread(pieces: int) -> dict[str, tuple[float, float]]:
+    found: list[dict[str, tuple[float, float]]] = []
+    thread = threading.Thread(target=lambda: found.append(_measure(pieces)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def run(options: Options, report: Report) -> None:
+    """Measure all cases; the figures are microseconds a sample, or a call of torch."""
+    install()
+    rounds = []
+    for number in range(options.rounds_or(ROUNDS)):
+        rounds.append(_on_a_thread(QUICK if options.quick else PIECES))
+        report.progress(f"round {number + 1} done")
+    report.raw["seconds without and with isolation"] = rounds
+    cost: dict[str, float] = {}
+    table = Table(
+        "microseconds, the fastest of all rounds",
+        ("a sample that draws from", "without isolation", "with it", "difference"),
+    )
+    for name in rounds[0]:
+        plain, isolated = (min(found[name][side] for found in rounds) * 1e6 for side in (0, 1))
+        cost[name] = isolated - plain
+        label = f"one call: {name}" if name in ONE_SAMPLE else name
+        table.rows.append((label, f"{plain:.2f}", f"{isolated:.2f}", f"{cost[name]:.2f}"))
+    report.table(table)
+    report.note(
+        "F.pad stands for torch's functions in Python, which torch itself dispatches slowly"
+    )
+    report.figures += [
+        at_most("quiet_us", cost["draws nothing"], 0.2),
+        at_most("all_three_us", cost["all three"], 6.0),
+        at_most("stack_us", cost["torch.stack"], 1.5),
+        at_most("rand_us", cost["torch.rand"], 1.5),
+    ]
+
+
+TARGET = Target("P10", "isolation: 6 us for a sample that draws from all, 1.5 us a torch call", run)

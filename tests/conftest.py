@@ -1,0 +1,109 @@
+"""What every test has: a check that it left nothing behind, and loaders to run against."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+from hypothesis import settings
+
+from minato_async.engine.event_loop import new_event_loop
+from tests.loaders import ALL, IN_ORDER, OURS, PARALLEL, LoaderKind
+
+# The same examples in every run, so that a red run says something about the change.
+settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("reproducible")
+
+# The first event loop of a process opens a pipe that stays (libuv's lock for signals).
+new_event_loop().close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings of torch's own about torch's own loader, which is here to be compared with."""
+    for ignored in (
+        "ignore:This DataLoader will create:UserWarning",
+        r"ignore:This process \(pid=.*fork:DeprecationWarning",
+    ):
+        config.addinivalue_line("filterwarnings", ignored)
+
+
+#: Seconds that what a test leaves behind gets to end by itself.
+_GRACE = 10.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a thread, a file descriptor or a child process behind."""
+    before = _left_behind()
+    yield
+    new = {thing: what for thing, what in _left_behind().items() if thing not in before}
+    if new:
+        new = _ended(before)
+    assert not new, f"left behind by {request.node.name}: {sorted(new.values())}"
+
+
+def _ended(before: dict[object, str]) -> dict[object, str]:
+    """What is still there after the garbage is collected and what was ending has ended."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(_GRACE)
+    children = [c for c in psutil.Process().children() if ("process", c.pid) not in before]
+    psutil.wait_procs(children, _GRACE)
+    return {thing: what for thing, what in _left_behind().items() if thing not in before}
+
+
+def _left_behind() -> dict[object, str]:
+    found: dict[object, str] = {thread: f"thread {thread.name}" for thread in threading.enumerate()}
+    for child in psutil.Process().children():
+        found["process", child.pid] = f"process {child.pid}"
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the descriptor that listed them
+            continue
+        if "/pym-" in target:  # the heap of `multiprocessing`, which lasts as long as the process
+            continue
+        found["fd", number, target] = f"fd {number} -> {target}"
+    return found
+
+
+@pytest.fixture(params=IN_ORDER, ids=lambda kind: kind.name)
+def in_order_kind(request: pytest.FixtureRequest) -> LoaderKind:
+    """Loaders whose batches come as drawn; torch's own is among them."""
+    kind: LoaderKind = request.param
+    return kind
+
+
+@pytest.fixture(params=ALL, ids=lambda kind: kind.name)
+def any_kind(request: pytest.FixtureRequest) -> LoaderKind:
+    """Every loader, for what does not depend on the order; torch's own is among them."""
+    kind: LoaderKind = request.param
+    return kind
+
+
+@pytest.fixture(params=OURS, ids=lambda kind: kind.name)
+def our_kind(request: pytest.FixtureRequest) -> LoaderKind:
+    """Every way of running `MinatoLoader`."""
+    kind: LoaderKind = request.param
+    return kind
+
+
+@pytest.fixture(params=PARALLEL, ids=lambda kind: kind.name)
+def parallel_kind(request: pytest.FixtureRequest) -> LoaderKind:
+    """torch's worker processes, and our workers."""
+    kind: LoaderKind = request.param
+    return kind
+
+
+@pytest.fixture
+def deterministic_algorithms() -> Iterator[None]:
+    """Within the test, the user has asked torch for reproducibility."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
