@@ -25,6 +25,7 @@ from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.repeats import RepeatCounter, may_repeat
+from minato_async.stats import Stats
 from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
     def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
         seed = self._base_seed if loader.seed is None else loader.seed
         return EpochSeeds(seed, loader._count_epoch())
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of what is being loaded; empty without workers."""
+        return Stats()
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -259,6 +265,11 @@ class EngineIterator(LoaderIterator):
             return None
         self._engine.close_soon()
         return self._engine
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of this iterator's epoch."""
+        return self._engine.stats(self._epoch)
 
     @property
     def restartable(self) -> bool:

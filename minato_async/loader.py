@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 from minato_async.seeding import install as install_streams
+from minato_async.stats import Stats
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -139,6 +141,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.on_error = on_error
         check_options(self)
         self._epochs = 0
+        self._latest: weakref.ref[LoaderIterator] | None = None
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams()
 
@@ -149,6 +152,12 @@ class MinatoLoader(DataLoader[T_co]):
             return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
+        iterator = self._iterate()
+        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
+        self._latest = weakref.ref(iterator)
+        return iterator
+
+    def _iterate(self) -> LoaderIterator:
         iterable = isinstance(self.dataset, IterableDataset)
         if self.num_workers == 0:
             return SerialIterableIterator(self) if iterable else SerialMapIterator(self)
@@ -160,6 +169,15 @@ class MinatoLoader(DataLoader[T_co]):
         else:
             self._iterator = iterator = self._new_iterator(iterable)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of what the latest iterator is loading; empty if there is none any more."""
+        iterator = None if self._latest is None else self._latest()
+        return Stats() if iterator is None else iterator.stats
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
 
     def _new_iterator(self, iterable: bool) -> EngineIterator:
         return ShardedIterator(self) if iterable else MapIterator(self)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from minato_async import shutdown
@@ -18,10 +19,12 @@ from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.scheduler import WorkerScheduler
+from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
 from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Executor, Job, JobSource, Worker
+from minato_async.stats import Stats
 
 B = TypeVar("B", Bell, AsyncBell)
 L = TypeVar("L", bound=Loading)
@@ -68,6 +71,9 @@ class Engine:
             self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
         )
         self._ticking = False
+        self._started = self._epoch_began = time.monotonic()
+        self._delivered = 0
+        self._data_wait = 0.0
         self._closed = False
 
         self._pid = os.getpid()
@@ -171,6 +177,7 @@ class Engine:
         loading = start(self._sync)
         with self._lock:
             self._loading = loading
+            self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
             self._wake_workers(loading.jobs_waiting)
         self._due.ring()
         return loading
@@ -206,9 +213,10 @@ class Engine:
         Raises RuntimeError after `timeout` seconds without one.
         """
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while True:
-            batch, ended, bell = self._pop(epoch, Bell)
+            batch, ended, bell = self._pop(epoch, Bell, began)
             if batch is not None or ended:
                 return batch
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -219,9 +227,10 @@ class Engine:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while True:
-            batch, ended, bell = self._pop(epoch, AsyncBell)
+            batch, ended, bell = self._pop(epoch, AsyncBell, began)
             if batch is not None or ended:
                 return batch
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -240,9 +249,11 @@ class Engine:
         doing = "; ".join(running) or "nothing"
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 
-    def _pop(self, epoch: Loading, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
+    def _pop(
+        self, epoch: Loading, new_bell: Callable[[], B], began: float
+    ) -> tuple[Batch | None, bool, B]:
         """The next batch if there is one, whether there will be none, and otherwise a bell that
-        rings when it is worth asking again."""
+        rings when it is worth asking again. The consumer has waited since `began`."""
         bell = new_bell()
         with self._lock:
             if isinstance(self._broken, WorkerSetupError):
@@ -252,6 +263,8 @@ class Engine:
             batch = epoch.pop()
             ended = epoch.finished
             if batch is not None:
+                self._delivered += 1
+                self._data_wait += time.monotonic() - began
                 self._wake_workers(epoch.jobs_waiting)
                 if ended:
                     epoch.delivery.wake()  # other consumers wait for what will not come
@@ -259,6 +272,25 @@ class Engine:
                 epoch.delivery.add_waiter(bell)
         self._due.ring()
         return batch, ended, bell
+
+    def stats(self, epoch: Loading) -> Stats:
+        """A snapshot of `epoch`, which this engine is loading or has loaded last."""
+        with self._lock:
+            stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
+            coordinator, now = self._coordinator, time.monotonic()
+            stats = replace(
+                stats,
+                workers=slots.wanted,
+                active=slots.active,
+                parked=slots.parked,
+                handed_off=coordinator.watch.handed_off,
+                delivered=self._delivered,
+                data_wait=self._data_wait,
+                seconds=now - self._epoch_began,
+                throughput=stats.finished / max(1e-9, now - self._epoch_began),
+                worker_history=tuple((t - self._started, n) for t, n in coordinator.history),
+            )
+        return replace(stats, threads=self._executor.size, ready_bytes=nbytes(contents))
 
     def _check_process(self) -> None:
         # Before any lock: a thread of the parent may have held it at the fork.

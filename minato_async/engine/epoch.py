@@ -47,6 +47,8 @@ class Epoch:
         #: Batches that the end of the epoch completed, for the next idle worker to collate.
         self._left_over: list[Batch] = []
         self._batches_ahead = 0
+        #: Samples that failed, skipped ones included.
+        self.failed = 0
         self._batch_size = 1
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
@@ -158,6 +160,7 @@ class Epoch:
         if not self._decide(block, row, 1):
             return []
         self._unfilled -= 1
+        self.failed += 1
         batch = self._builder.fail(block, row, error)
         # What was finished of a lost batch is not kept: neither its memory nor its places.
         self.feed.leave_window((batch.held + 1) * block.unit)
@@ -171,6 +174,7 @@ class Epoch:
         if not self._decide(block, row, 1):
             return []
         self._unfilled -= 1
+        self.failed += 1
         self.feed.leave_window(block.unit)
         self.feed.account_for(block.unit)
         batch = block.batch

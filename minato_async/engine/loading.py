@@ -12,6 +12,7 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.slots import Slots
 from minato_async.executors.base import Job
+from minato_async.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Loading(Protocol):
     @property
     def queued(self) -> tuple[int, int]:
         """Batches complete and not taken by the consumer, and how many there may be."""
+
+    def stats(self) -> Stats:
+        """What is known of its state."""
 
     def next_job(self) -> Job | None:
         """Work for an idle worker; None: there is none to be had now."""

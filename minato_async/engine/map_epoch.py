@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minato_async.engine.batches import Batch
+from minato_async.engine.costs import RecentCosts
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block
 from minato_async.engine.jobs import ClaimJob, FailedJob, SlowJob
@@ -15,6 +16,7 @@ from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe
 from minato_async.engine.threshold import Threshold
 from minato_async.executors.base import Job
+from minato_async.stats import Stats
 
 
 class MapEpoch(Epoch):
@@ -32,6 +34,7 @@ class MapEpoch(Epoch):
         self.recipe = recipe
         self.sync = sync
         self.threshold = threshold
+        self.costs = RecentCosts()
         self.lanes = Lanes(sync.slots, sync.due)
         #: In order, what is slow is what everybody waits for: letting others go first would only
         #: make them wait longer.
@@ -91,6 +94,7 @@ class MapEpoch(Epoch):
 
     def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
         super().observe(costs, tickets)
+        self.costs.observe(costs, tickets)
         self.threshold.observe(sum(costs) / max(1, tickets), tickets)
 
     def skip_failed(self, block: Block, row: int, error: BaseException) -> list[Batch]:
@@ -105,6 +109,23 @@ class MapEpoch(Epoch):
             return False
         self._failed.append((block, row, error))
         return True
+
+    def stats(self) -> Stats:
+        """What this epoch knows of its own state."""
+        return Stats(
+            slow_active=self.lanes.slow_running,
+            in_window=self.feed.in_window,
+            window=self.feed.window,
+            unclaimed=self.feed.unclaimed,
+            temp_queue=len(self.lanes.temp_queue),
+            ready_batches=self.delivery.ready,
+            threshold=self.threshold.seconds,
+            finished=self.threshold.observed,
+            diverted=self.lanes.diverted,
+            failed=self.failed,
+            skipped=tuple(self.skipped),
+            steps=self.costs.summary(self.recipe.step_name),
+        )
 
     def abandon(self) -> Sequence[Job]:
         left = super().abandon()

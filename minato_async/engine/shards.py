@@ -19,6 +19,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
+from minato_async.stats import Stats
 
 
 class Shard:
@@ -142,6 +143,14 @@ class ShardedEpoch:
     @property
     def stuck_after(self) -> float:
         return math.inf  # what a shard costs is not known sample by sample
+
+    def stats(self) -> Stats:
+        return Stats(
+            in_window=self._in_window,
+            window=self._window,
+            ready_batches=self.delivery.ready,
+            finished=self.finished_samples,
+        )
 
     @property
     def queued(self) -> tuple[int, int]:
