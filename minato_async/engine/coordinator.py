@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from minato_async.cpus import cpu_quota, thread_cpu_seconds
+from minato_async.engine.advice import Adviser, Observation
 from minato_async.engine.loading import Loading
 from minato_async.engine.scheduler import Reading, WorkerScheduler
 from minato_async.engine.slots import Slots
@@ -13,6 +14,8 @@ from minato_async.executors.base import Worker
 
 #: Seconds between two ticks. The watch sees a stuck worker at most this late.
 TICK = 0.02
+#: Seconds between two looks for advice.
+_ADVICE_INTERVAL = 0.5
 
 
 class Coordinator:
@@ -34,6 +37,8 @@ class Coordinator:
         self._finished = 0
         self._cpu: dict[str, float] = {}
         self._loading: Loading | None = None
+        self._adviser = Adviser()
+        self._advised = 0.0
         #: (seconds, workers) whenever the scheduler changed its mind.
         self.history: list[tuple[float, int]] = []
 
@@ -76,6 +81,27 @@ class Coordinator:
             self.history.append((now, wanted))
         self._asked, self._ticks, self._active = now, 0, 0
         self._finished = loading.finished_samples
+
+    def advise(self, loading: Loading, delivered: int, data_wait: float) -> None:
+        """Tell the user, once, what could be better. Called after `tick`."""
+        now = time.monotonic()
+        if now - self._advised < _ADVICE_INTERVAL:
+            return
+        self._advised = now
+        stats, slots = loading.stats(), self._slots
+        self._adviser.observe(
+            Observation(
+                now=now,
+                data_wait=data_wait,
+                delivered=delivered,
+                workers=slots.wanted,
+                most=slots.most,
+                active=slots.active,
+                temp_queue=stats.temp_queue,
+                in_flight=stats.in_window + stats.unclaimed,
+                threshold=stats.threshold,
+            )
+        )
 
     def _used_cpu(self) -> float:
         """CPU seconds that running workers have used since the last call."""

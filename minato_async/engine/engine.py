@@ -125,6 +125,7 @@ class Engine:
                     self._ticking = False
                     return
                 given_up = self._coordinator.tick(loading)
+                self._coordinator.advise(loading, self._delivered, self._data_wait)
                 self._wake_workers(loading.jobs_waiting)
             for worker in given_up:
                 self._executor.give_up(worker)
