@@ -103,7 +103,10 @@ def parallel_kind(request: pytest.FixtureRequest) -> LoaderKind:
 
 @pytest.fixture
 def deterministic_algorithms() -> Iterator[None]:
-    """Within the test, the user has asked torch for reproducibility."""
-    torch.use_deterministic_algorithms(True)
+    """Within the test, the user has asked torch for reproducibility.
+
+    Not by `torch.use_deterministic_algorithms`, which imports triton, and that turns the GIL on.
+    """
+    torch._C._set_deterministic_algorithms(True)
     yield
-    torch.use_deterministic_algorithms(False)
+    torch._C._set_deterministic_algorithms(False)

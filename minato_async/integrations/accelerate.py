@@ -78,8 +78,11 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
             stacklevel=2,
         )
     if type(skipping) is DataLoader:
-        return _made_like(skipping, ours)
-    _put_inside(skipping, ours)
+        skipping = later = _made_like(skipping, ours)
+    else:
+        later = _put_inside(skipping, ours)
+    # Both are one loader to the user: its epochs, and so its samples' random streams, go on.
+    vars(later)["_count_epoch"] = ours._count_epoch
     return skipping
 
 
@@ -155,14 +158,16 @@ def _inside(loader: Any) -> MinatoLoader[Any] | None:
     return loader if issubclass(type(loader), MinatoLoader) else None
 
 
-def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> None:
+def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
     stock = getattr(prepared, "base_dataloader", None)
     if type(stock) is not DataLoader:
         raise NotImplementedError(
             f"Accelerate has made a {type(prepared).__name__} of the MinatoLoader, with "
             f"{type(stock).__name__} inside: there is no place to put it back"
         )
-    prepared.base_dataloader = _made_like(stock, loader)
+    ours = _made_like(stock, loader)
+    prepared.base_dataloader = ours
+    return ours
 
 
 def _made_like(stock: DataLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoader[Any]:

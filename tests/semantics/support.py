@@ -48,7 +48,7 @@ class Holding(Counting):
 
     def __init__(self, n: int, held: Iterable[int]) -> None:
         super().__init__(n)
-        self.held = frozenset(held)
+        self.held = set(held)
         self._released = threading.Event()
 
     def sample(self, index: int) -> Any:
