@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Adviser:
                 "not that slow",
             )
         values = [seen.threshold for seen in self._seen]
-        changes = sum(a != b for a, b in zip(values, values[1:], strict=False))
+        changes = sum(a != b for a, b in itertools.pairwise(values))
         if changes > 5 and float("inf") not in values:
             self._give(
                 "threshold",
