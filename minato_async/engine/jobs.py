@@ -239,15 +239,15 @@ class ClaimJob(SampleJob):
         # Tickets not started yet, the next one last. Whoever pops one owns it: the worker, or
         # whoever takes over what it cannot come to.
         self._pending = list(range(claim.stop - 1, claim.start - 1, -1))
-        #: The row of the running ticket.
-        self._row = claim.start
         #: Finished samples that have no place yet, in order, from row `_first` on.
         self._samples: list[Any] = []
         self._first = claim.start
         self._stop = claim.stop
 
     def describe(self) -> str:
-        return f"sample index {self._block.indices[self._row]!r}"
+        # The worker takes the last one that is pending, and is in the one before.
+        row = (self._pending or [self._stop])[-1] - 1
+        return f"sample index {self._block.indices[row]!r}" if row >= 0 else "collating a batch"
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         self._collate_all(self._claim.completed, bound, worker)
@@ -272,7 +272,7 @@ class ClaimJob(SampleJob):
                     row = take()
                 except IndexError:
                     break
-                self._row = streams.ticket = row
+                streams.ticket = row
                 append(fetch(indices[row]))
         except BaseException as error:
             failure = self._named(error, block, row, 0, worker)
@@ -312,7 +312,7 @@ class ClaimJob(SampleJob):
         except IndexError:  # taken over
             return
         block, epoch = self._block, self._epoch
-        self._row = self._first = bound.streams.ticket = row
+        self._first = bound.streams.ticket = row
         sample = Sample(block, row, block.indices[row])
         try:
             finished = self._run_steps(sample, bound.steps)
@@ -356,12 +356,9 @@ class ClaimJob(SampleJob):
         return running
 
     def _stuck_in(self) -> tuple[Block, int] | None:
-        row = self._row
         # From here on the worker cannot begin another ticket.
-        running = self.hand_over_rest()
-        if running != row or not self._inside:
-            return None
-        return self._block, row
+        row = self.hand_over_rest()
+        return (self._block, row) if self._inside else None
 
 
 class SlowJob(SampleJob):

@@ -12,6 +12,8 @@ WINDOW = 1000
 #: lies inside a narrow mode (80 % of samples at 508 ms, P75 at 509 ms) jitter of a millisecond
 #: would otherwise decide.
 MARGIN = 1.25
+#: Seconds below which no sample is slow: letting others go first costs about as much.
+_LEAST = 1e-3
 #: The threshold stays as long as the value it would take differs by less than this part of it.
 HYSTERESIS = 0.1
 #: A worker whose sample has cost this many thresholds may be stuck: at less, most that are a
@@ -19,6 +21,8 @@ HYSTERESIS = 0.1
 STUCK = 3.0
 #: The same in medians, while there is no threshold.
 STUCK_EARLY = 10.0
+#: Seconds below which no worker is stuck: the watch looks no more often.
+_LEAST_STUCK = 0.03
 #: Samples that tell what a median is.
 _ENOUGH = 32
 #: Observations between two looks at the percentile: it is not worth one for every sample.
@@ -59,7 +63,8 @@ class Threshold:
             self._look()
 
     def _look(self) -> None:
-        wanted = max(self.percentile(self._percentile), MARGIN * self.percentile(50.0))
+        median = self.percentile(50.0)
+        wanted = max(self.percentile(self._percentile), MARGIN * median, _LEAST)
         if not abs(wanted - self.seconds) < HYSTERESIS * self.seconds or math.isinf(self.seconds):
             self.seconds = wanted
 
@@ -68,10 +73,10 @@ class Threshold:
         """Seconds of cost after which a worker may be stuck. Before there is a threshold, enough
         to tell that its sample is unlike all that were seen."""
         if math.isfinite(self.seconds):
-            return STUCK * self.seconds
+            return max(STUCK * self.seconds, _LEAST_STUCK)
         if self.observed < _ENOUGH:
             return math.inf
-        return STUCK_EARLY * self.percentile(50.0)
+        return max(STUCK_EARLY * self.percentile(50.0), _LEAST_STUCK)
 
     def percentile(self, percent: float) -> float:
         """The cost in seconds that `percent` % of recent samples do not exceed; nan without any."""
