@@ -245,8 +245,9 @@ class ClaimJob(SampleJob):
         self._stop = claim.stop
 
     def describe(self) -> str:
-        # The worker takes the last one that is pending, and is in the one before.
-        row = (self._pending or [self._stop])[-1] - 1
+        # The worker is in the ticket before those that are pending, the last of which is next.
+        following = self._pending[-1:] or [self._stop]
+        row = following[0] - 1
         return f"sample index {self._block.indices[row]!r}" if row >= 0 else "collating a batch"
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
