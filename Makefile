@@ -13,7 +13,7 @@ GIL := .venv-gil/bin/python
 # Chosen by the shell when a recipe runs, for `env` may only just have made the links.
 BEST = $$(if [ -x $(FREE) ]; then echo $(FREE); else echo $(GIL); fi)
 TOOLS = $$(if [ -x $(GIL) ]; then echo $(GIL); else echo $(FREE); fi)
-CODE = $(wildcard minato_async benchmarks tools)
+CODE = $(wildcard minato_async benchmarks examples tools)
 
 .PHONY: help env demo test bench lint types format clean
 

@@ -88,12 +88,17 @@ class DefaultRows:
 
     def write(self, row: int, sample: Any) -> Any:
         """Copy the large tensors of `sample` into `row`; returns the sample with a `RowLeaf` in
-        the place of each. A tensor that does not fit the others' shape or dtype stays itself."""
-        if type(sample) in (tuple, list):
-            return type(sample)([self._write(row, key, part) for key, part in enumerate(sample)])
-        if type(sample) is dict:
-            return {key: self._write(row, key, part) for key, part in sample.items()}
-        return self._write(row, None, sample)
+        the place of each. A tensor that does not fit the others' shape or dtype stays itself, and
+        so does a sample that cannot be written: torch's collate will decide, for all of them."""
+        try:
+            if type(sample) in (tuple, list):
+                parts = [self._write(row, key, part) for key, part in enumerate(sample)]
+                return type(sample)(parts)
+            if type(sample) is dict:
+                return {key: self._write(row, key, part) for key, part in sample.items()}
+            return self._write(row, None, sample)
+        except Exception:  # no memory, say, or an array with strides that torch does not take
+            return sample
 
     def _write(self, row: int, key: Any, part: Any) -> Any:
         if not _is_large(part):

@@ -21,6 +21,7 @@ from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
+from minato_async.gil_watch import warn_if_on
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.randomness import EpochSeeds, thread_streams
@@ -190,6 +191,7 @@ class EngineIterator(LoaderIterator):
     _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
+        warn_if_on()
         super().__init__(loader)
         self._options = check_options(loader)
         self._persistent = loader.persistent_workers
@@ -197,6 +199,7 @@ class EngineIterator(LoaderIterator):
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
         """Begin the next epoch with the same workers, whatever is left of this one."""
+        warn_if_on()
         self._start_epoch(loader, first=False)
 
     @abstractmethod

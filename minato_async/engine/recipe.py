@@ -16,7 +16,8 @@ class Rows(Protocol):
     """One batch's tensors, into which finished samples are written row by row."""
 
     def write(self, row: int, sample: Any) -> Any:
-        """Write what can be written of `sample`; returns what to keep in its place."""
+        """Write what can be written of `sample`; returns what to keep in its place. It does not
+        raise: the sample has its place already."""
 
     def collate(self, samples: list[Any]) -> Any:
         """The batch, from what `write` returned and from samples that were never written."""

@@ -176,6 +176,7 @@ def _made_like(stock: DataLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoade
     Copied rather than constructed: it may be of a subclass with a constructor of its own.
     """
     ours = copy.copy(loader)
-    # `vars`, because torch forbids to set a sampler afterwards. Theirs has no `in_order=None`.
+    # `vars`, because torch forbids to set a sampler afterwards. The order is for ours to say: when
+    # the Trainer evaluates, it is not the one of its arguments.
     vars(ours).update({name: value for name, value in vars(stock).items() if name != "in_order"})
     return ours

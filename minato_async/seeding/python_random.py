@@ -185,7 +185,7 @@ _NAMES = ("random", "getrandbits", "seed", "getstate", "setstate")
 
 for _name in _NAMES:
     _method, _original = getattr(_ThreadRandom, _name), getattr(Random, _name)
-    _method.__doc__ = _original.__doc__
+    _method.__doc__, _method.__annotations__ = _original.__doc__, {}
     _method.__module__, _method.__qualname__ = "random", f"Random.{_name}"
 _ThreadRandom.__name__ = _ThreadRandom.__qualname__ = "Random"
 _ThreadRandom.__module__ = "random"

@@ -44,7 +44,7 @@ def redirect(function: FunctionType, make: Callable[[FunctionType], Callable[...
     before.__doc__, before.__module__ = function.__doc__, function.__module__
     before.__qualname__, before.__annotations__ = function.__qualname__, function.__annotations__
     # New code runs with the function's own globals, so what it calls must be found there.
-    name = f"_minato_async_{function.__qualname__}"
+    name = f"_minato_async_{function.__name__}"
     function.__globals__[name] = make(before)
     scope: dict[str, Any] = {}
     exec(f"def stub(*args, **kwargs):\n    return {name}(*args, **kwargs)\n", scope)

@@ -144,11 +144,8 @@ def dropout(*, feature: bool = False, alpha: bool = False, inplace: bool = False
         # Wrong arguments, and what draws nothing, are torch's own business.
         if not train or not 0 < p < 1 or x.numel() == 0 or (feature and x.dim() < 2):
             return func(*args, **kwargs)
-        if feature:
-            noise = x.new_empty((*x.shape[:2], *[1] * (x.dim() - 2)))
-        else:
-            noise = torch.empty_like(x)
-        noise.bernoulli_(1 - p, generator=stream.generator(x.device))
+        shape = x.new_empty((*x.shape[:2], *[1] * (x.dim() - 2))) if feature else x
+        noise = torch.empty_like(shape).bernoulli_(1 - p, generator=stream.generator(x.device))
         if not alpha:
             noise.div_(1 - p)
             return x.mul_(noise) if inplace else x * noise
@@ -181,22 +178,27 @@ def native_dropout(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -
 
 
 def attention(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Attention with dropout, by the operator that takes the mask as an argument."""
+    """Attention with dropout: the weights without it, by torch, then the rest of the formula."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     values = _named(names, args, kwargs)
     p = values.pop("dropout_p", 0.0)
-    if p == 0:
+    if not 0 < p < 1:
         return func(*args, **kwargs)
-    query, key, value = values.pop("query"), values.pop("key"), values.pop("value")
-    keep = torch.empty((*query.shape[:-1], key.shape[-2]), dtype=torch.bool, device=query.device)
-    keep.bernoulli_(1 - p, generator=stream.generator(query.device))
-    output, _ = torch._scaled_dot_product_attention_math(
-        query, key, value, dropout_p=p, dropout_mask=keep, **values
-    )
-    return output
+    mask = values.get("attn_mask")
+    if mask is not None and mask.dtype == torch.bool:
+        # Where it is true the position counts; that operator wants what to add.
+        values["attn_mask"] = torch.zeros_like(mask, dtype=values["query"].dtype).masked_fill_(
+            mask.logical_not(), float("-inf")
+        )
+    _, weights = torch._scaled_dot_product_attention_math(**values)
+    keep = torch.empty_like(weights).bernoulli_(1 - p, generator=stream.generator(weights.device))
+    value = values["value"]
+    if values.get("enable_gqa"):
+        value = value.repeat_interleave(weights.shape[-3] // value.shape[-3], -3)
+    return (weights * keep.div_(1 - p)) @ value
 
 
-# Python functions of torch that draw inside -------------------------------------------------------
+# Functions of torch that call what may draw -------------------------------------------------------
 
 
 def under_mode(function: FunctionType) -> Hook:
@@ -225,6 +227,17 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def calls_back(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """For methods that call a function of the user's, the last argument, for each number."""
+    *others, function = args
+
+    def with_mode(*values: Any) -> Any:
+        with stream.streams.mode:
+            return function(*values)
+
+    return func(*others, with_mode, **kwargs)
+
+
 # What draws from the global generator all the same ------------------------------------------------
 
 
@@ -232,18 +245,19 @@ def warn_if_dropping(name: str) -> Hook:
     """For operators that draw inside where their dropout argument is not zero."""
 
     def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        if _drops(name, args, kwargs):
+        if _drops(func, name, args, kwargs):
             _warn_once(name)
         return func(*args, **kwargs)
 
     return hook
 
 
-def _drops(name: str, args: Args, kwargs: Kwargs) -> bool:
+def _drops(func: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
     """Whether a call drops anything, by the operator's schema."""
     packet = getattr(torch.ops.aten, name)
-    for overload in packet.overloads():
-        names = tuple(argument.name for argument in getattr(packet, overload)._schema.arguments)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    for overload in [func] if func in overloads else overloads:
+        names = tuple(argument.name for argument in overload._schema.arguments)
         values = _named(names, args, kwargs)
         # A recurrent layer has two forms, told apart by where its first flag stands.
         if isinstance(values.get("has_biases", True), bool):

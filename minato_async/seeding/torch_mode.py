@@ -85,7 +85,7 @@ def install() -> None:
     for name, hook in by_name.items():
         for holder in (torch, Tensor, torch._C._nn):
             function = getattr(holder, name, None)
-            if function is not None and not isinstance(function, FunctionType):
+            if callable(function) and not isinstance(function, FunctionType):
                 HOOKS[function] = _method if holder is Tensor and hook is hooks.inject else hook
         _install_operator(torch.ops.aten, name, hook)
     for name in ("normal", "uniform"):
@@ -96,6 +96,12 @@ def install() -> None:
         body = getattr(F, f"_{name}", function)
         if isinstance(function, FunctionType) and isinstance(body, FunctionType):
             HOOKS[function] = hooks.under_mode(body)
+    # The backward pass runs code of the user's: of autograd functions, hooks and checkpoints.
+    passes: Any = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+    for function in passes:
+        HOOKS[function] = hooks.under_mode(function)
+    for method in (Tensor.apply_, Tensor.map_, Tensor.map2_):
+        HOOKS[method] = hooks.calls_back
     for function in vars(torch.nn.init).values():
         if isinstance(function, FunctionType) and "generator" in function.__code__.co_varnames:
             HOOKS[function] = hooks.inject

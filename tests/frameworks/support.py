@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -93,8 +92,8 @@ def free_port() -> int:
         return port
 
 
-def run_ranks(command: list[str], ranks: int, **env: str) -> list[Any]:
-    """Run a program once for each rank, as `torchrun` would: what each prints last, as JSON."""
+def run_ranks(command: list[str], ranks: int) -> list[str]:
+    """Run a program once for each rank, as `torchrun` would: what each printed."""
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -108,7 +107,7 @@ def run_ranks(command: list[str], ranks: int, **env: str) -> list[Any]:
         subprocess.Popen(
             [sys.executable, *command],
             cwd=ROOT,
-            env=os.environ | shared | env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -123,4 +122,4 @@ def run_ranks(command: list[str], ranks: int, **env: str) -> list[Any]:
             process.wait()
     for process, (_, errors) in zip(processes, ends, strict=True):
         assert process.returncode == 0, errors
-    return [json.loads(output.splitlines()[-1]) for output, _ in ends]
+    return [output for output, _ in ends]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -107,6 +108,15 @@ def test_stateful_loaders_are_refused(accelerator: Any) -> None:
     with pytest.raises(NotImplementedError, match="StatefulDataLoader instead of MinatoLoader"):
         prepare(accelerator, MinatoLoader(Numbers(4)))
     assert accelerator._dataloaders == []
+
+
+def test_a_wrapper_with_no_place_for_our_loader_is_refused(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on TPUs, where Accelerate puts another one around its own."""
+    monkeypatch.setattr(accelerator, "prepare", lambda loader: iter(loader))
+    with pytest.raises(NotImplementedError, match="no place to put it back"):
+        prepare(accelerator, MinatoLoader(Numbers(4)))
 
 
 def test_ready_first_inside(accelerator: Any) -> None:
@@ -223,7 +233,8 @@ def test_free_memory_ends_persistent_workers(accelerator: Any) -> None:
 @pytest.fixture(scope="module")
 def two_ranks() -> Any:
     """What both ranks got in every case: from torch's loader, and from ours."""
-    return run_ranks(["-m", "tests.frameworks.accelerate_ranks"], 2)
+    printed = run_ranks(["-m", "tests.frameworks.accelerate_ranks"], 2)
+    return [json.loads(output.splitlines()[-1]) for output in printed]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -24,10 +24,15 @@ def nothing(count: int) -> None:
 
 
 def epoch_over(
-    shards: int, batch_size: int | None, in_order: bool, ahead: int | None, window: int | None
+    shards: int,
+    batch_size: int | None,
+    in_order: bool,
+    ahead: int | None,
+    window: int | None,
+    wake: Callable[[int], None] = nothing,
 ) -> ShardedEpoch:
     recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True)
-    sync = Sync(threading.Lock(), DueBells(), nothing)
+    sync = Sync(threading.Lock(), DueBells(), wake)
     return ShardedEpoch(
         [Shard(s, None, None) for s in range(shards)], recipe, in_order, ahead, window, sync
     )
@@ -169,3 +174,16 @@ def test_shard_is_closed_by_whoever_is_left_with_it(in_order: bool) -> None:
     assert epoch.claim() is None
     hand.collate(0)
     assert epoch.pop() is None
+
+
+def test_worker_that_leaves_late_wakes_one_for_the_next_epoch() -> None:
+    """It may be told to end itself, or have other work first."""
+    woken: list[int] = []
+    epoch = epoch_over(1, 1, True, 2, None, wake=woken.append)
+    source = epoch.claim()
+    assert source is not None
+    epoch.forget()
+    assert not woken
+    epoch.leave(source.shard)
+    assert woken == [1]
+    assert not source.shard.occupied

@@ -125,7 +125,8 @@ def test_seeds_are_what_they_always_were() -> None:
 def test_seeds_do_not_depend_on_hash_randomisation() -> None:
     script = """
         from minato_async.seeding import sample_seed
-        print([sample_seed(1, 0, key) for key in ("a", frozenset({"a", "b", "c"}), {"x": 1, "y": 2})])
+        keys = ("a", frozenset({"a", "b", "c"}), {"x": 1, "y": 2})
+        print([sample_seed(1, 0, key) for key in keys])
     """
     assert python(script, "-R") == python(script, "-R")
 

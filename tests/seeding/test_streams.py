@@ -74,9 +74,7 @@ def test_values_are_the_same_for_any_number_of_threads_in_any_order(workers: int
                 streams.ticket = ticket
                 found[ticket] = augment()
 
-    threads = [
-        threading.Thread(target=worker, args=(tickets[n::workers],)) for n in range(workers)
-    ]
+    threads = [threading.Thread(target=worker, args=(tickets[n::workers],)) for n in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -418,6 +416,4 @@ def test_a_generator_kept_from_an_earlier_sample_is_the_present_ones() -> None:
         torch.rand(5)
         streams.ticket = 1
         found = torch.rand(1, generator=kept).item(), torch.poisson(torch.ones(3), kept).tolist()
-    assert found == as_sample(
-        lambda: (torch.rand(1).item(), torch.poisson(torch.ones(3)).tolist())
-    )
+    assert found == as_sample(lambda: (torch.rand(1).item(), torch.poisson(torch.ones(3)).tolist()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,35 @@ from torch.utils.data import DataLoader
 
 #: Seconds after which a wait that should have ended long ago fails its test.
 PATIENCE = 60.0
+
+
+Point = namedtuple("Point", ["x", "y"])
+
+#: Lists of samples, of every structure that torch's default collate knows.
+COLLATED_SAMPLES: Sequence[Any] = [
+    [1, 2, 3],
+    [1.5, -2.0],
+    ["a", "bc", "d"],
+    [b"a", b"bc"],
+    [True, False],
+    [torch.ones(2, 3), torch.zeros(2, 3)],
+    [torch.tensor(3), torch.tensor(4)],
+    [np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)],
+    [np.float64(1.5), np.float64(2.5)],
+    [np.array(3), np.array(4)],
+    [np.arange(6, dtype=np.uint8)[::2], np.arange(3, dtype=np.uint8)],
+    [(1, 2.0), (3, 4.0)],
+    [[1, 2.0], [3, 4.0]],
+    [(torch.ones(2), "a"), (torch.zeros(2), "b")],
+    [{"a": 1, "b": torch.ones(2)}, {"a": 2, "b": torch.zeros(2)}],
+    [Point(1, torch.ones(2)), Point(2, torch.zeros(2))],
+    [{"p": Point([1], (2,)), "q": [{"r": "s"}]}, {"p": Point([3], (4,)), "q": [{"r": "t"}]}],
+    [(), ()],
+    [{}, {}],
+    [torch.ones(2, 3).t(), torch.zeros(2, 3).t()],
+    [torch.ones(2, dtype=torch.int16), torch.ones(2, dtype=torch.float64)],
+    [torch.empty(0), torch.empty(0)],
+]
 
 
 class Counting:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,16 @@ from torch.utils.data import (
 from minato_async import MinatoLoader
 from tests.loaders import ALL, OURS, LoaderKind
 
-from .support import Counting, assert_same, iterating, lists, once_each, samples_in
-
-Point = namedtuple("Point", ["x", "y"])
+from .support import (
+    COLLATED_SAMPLES,
+    Counting,
+    Point,
+    assert_same,
+    iterating,
+    lists,
+    once_each,
+    samples_in,
+)
 
 
 class Squares:
@@ -250,32 +256,7 @@ class TestKeys:
 class TestStructures:
     """Samples of every structure that torch collates."""
 
-    SAMPLES: Sequence[Any] = [
-        [1, 2, 3],
-        [1.5, -2.0],
-        ["a", "bc", "d"],
-        [b"a", b"bc"],
-        [True, False],
-        [torch.ones(2, 3), torch.zeros(2, 3)],
-        [torch.tensor(3), torch.tensor(4)],
-        [np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)],
-        [np.float64(1.5), np.float64(2.5)],
-        [np.array(3), np.array(4)],
-        [np.arange(6, dtype=np.uint8)[::2], np.arange(3, dtype=np.uint8)],
-        [(1, 2.0), (3, 4.0)],
-        [[1, 2.0], [3, 4.0]],
-        [(torch.ones(2), "a"), (torch.zeros(2), "b")],
-        [{"a": 1, "b": torch.ones(2)}, {"a": 2, "b": torch.zeros(2)}],
-        [Point(1, torch.ones(2)), Point(2, torch.zeros(2))],
-        [{"p": Point([1], (2,)), "q": [{"r": "s"}]}, {"p": Point([3], (4,)), "q": [{"r": "t"}]}],
-        [(), ()],
-        [{}, {}],
-        [torch.ones(2, 3).t(), torch.zeros(2, 3).t()],
-        [torch.ones(2, dtype=torch.int16), torch.ones(2, dtype=torch.float64)],
-        [torch.empty(0), torch.empty(0)],
-    ]
-
-    @pytest.mark.parametrize("samples", SAMPLES, ids=repr)
+    @pytest.mark.parametrize("samples", COLLATED_SAMPLES, ids=repr)
     def test_collated_as_torch_does(self, our_kind: LoaderKind, samples: list[Any]) -> None:
         expected = list(DataLoader(samples, batch_size=2))
         assert_same(list(our_kind(samples, batch_size=2, in_order=True)), expected)

@@ -1,0 +1,452 @@
+"""Rows written in place, held equal to torch's default collate."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
+
+from minato_async import MinatoLoader, collation
+from minato_async.collation import DefaultRows, DefaultRowWriter, RowLeaf
+from minato_async.engine.claim_size import ClaimSize
+
+from .support import (
+    COLLATED_SAMPLES,
+    PATIENCE,
+    assert_same,
+    iterating,
+    outcomes,
+)
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+class MyTensor(torch.Tensor):
+    pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_is_large() -> Iterator[None]:
+    """Sixteen bytes are large here, so that small examples lie on both sides of the limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collation, "LARGE", 16)
+        yield
+
+
+# Leaves
+
+
+def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = int(np.prod(shape))
+    return torch.arange(count).remainder(2 if dtype is torch.bool else 100).to(dtype).reshape(shape)
+
+
+def transposed(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return contiguous(shape[::-1], dtype).permute(tuple(range(len(shape)))[::-1])
+
+
+def channels_last(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if len(shape) != 3:
+        return contiguous(shape, dtype)
+    return contiguous((*shape[1:], shape[0]), dtype).permute(2, 0, 1)
+
+
+def every_second(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if not shape:
+        return contiguous(shape, dtype)
+    return contiguous((2 * shape[0], *shape[1:]), dtype)[::2]
+
+
+def expanded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones((), dtype=dtype).expand(shape)
+
+
+def odd_strides(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous all the same, where dimensions of size one have strides that mean nothing."""
+    tensor = contiguous(shape, dtype)
+    strides = [
+        7 if size == 1 else stride for size, stride in zip(shape, tensor.stride(), strict=True)
+    ]
+    return tensor.as_strided(shape, strides)
+
+
+def with_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    tensor = contiguous(shape, dtype)
+    return tensor.requires_grad_() if dtype.is_floating_point else tensor
+
+
+def subclass(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return contiguous(shape, dtype).as_subclass(MyTensor)
+
+
+def inference(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode():
+        return contiguous(shape, dtype)
+
+
+def conjugated(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return contiguous(shape, torch.complex64).conj()
+
+
+def as_fortran(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asfortranarray(array)
+
+
+def reversed_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array[::-1] if array.ndim else array
+
+
+def big_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(array.dtype.newbyteorder(">"))
+
+
+def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def unchanged(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array
+
+
+TENSORS = [
+    *[contiguous] * 6,
+    *(transposed, channels_last, every_second, expanded, odd_strides),
+    *(with_gradient, subclass, inference, conjugated),
+]
+DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16),
+]
+ARRAYS = [*[unchanged] * 4, as_fortran, reversed_rows, big_endian, read_only]
+ARRAY_DTYPES = [
+    *("float16", "float32", "float64", "longdouble", "complex64", "bool", "str", "object"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+]
+SCALARS: list[Any] = [1, 2.5, True, "text", b"bytes", None, np.float32(1.5), np.int64(3), 1j]
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """How to make one tensor, array or scalar; each call of `make` gives a new one."""
+
+    name: str
+    make: Callable[[], Any]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@st.composite
+def leaves(draw: st.DrawFn) -> Leaf:
+    kind = draw(st.sampled_from(["tensor", "tensor", "array", "scalar"]))
+    if kind == "scalar":
+        scalar = draw(st.sampled_from(SCALARS))
+        return Leaf(repr(scalar), lambda: scalar)
+    shape = draw(shapes)
+    if kind == "tensor":
+        how, dtype = draw(st.sampled_from(TENSORS)), draw(st.sampled_from(DTYPES))
+        return Leaf(f"{how.__name__}({shape}, {dtype})", lambda: how(shape, dtype))
+    change, name = draw(st.sampled_from(ARRAYS)), draw(st.sampled_from(ARRAY_DTYPES))
+    return Leaf(
+        f"{change.__name__}(array({shape}, {name}))",
+        lambda: change(np.arange(int(np.prod(shape))).reshape(shape).astype(name)),
+    )
+
+
+# Structures of leaves, and samples with such a structure
+
+keys = st.sampled_from(["a", "b", 0, 1, None])
+
+
+def containers(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.lists(parts, max_size=3).map(tuple),
+        st.lists(parts, max_size=3),
+        st.dictionaries(keys, parts, max_size=3),
+        st.tuples(parts, parts).map(lambda pair: Pair(*pair)),
+        st.dictionaries(keys, parts, max_size=2).map(OrderedDict),
+    )
+
+
+structures = st.recursive(leaves(), containers, max_leaves=5)
+
+
+def build(structure: Any) -> Any:
+    if isinstance(structure, Leaf):
+        return structure.make()
+    if isinstance(structure, dict):
+        return type(structure)((key, build(part)) for key, part in structure.items())
+    if isinstance(structure, Pair):
+        return Pair(*map(build, structure))
+    return type(structure)(map(build, structure))
+
+
+@st.composite
+def with_another_part(draw: st.DrawFn, structure: Any) -> Any:
+    """`structure` with one of its parts, or all of it, replaced."""
+    if isinstance(structure, Leaf) or not structure or draw(st.booleans()):
+        return draw(structures)
+    if isinstance(structure, dict):
+        key = draw(st.sampled_from(list(structure)))
+        return type(structure)({**structure, key: draw(with_another_part(structure[key]))})
+    at = draw(st.integers(0, len(structure) - 1))
+    parts = [*structure[:at], draw(with_another_part(structure[at])), *structure[at + 1 :]]
+    return Pair(*parts) if isinstance(structure, Pair) else type(structure)(parts)
+
+
+@st.composite
+def like_batches(draw: st.DrawFn) -> list[Any]:
+    """The structures of the samples of one batch: mostly one and the same."""
+    structure = draw(structures)
+    size = draw(st.integers(1, 4))
+    batch = [structure] * size
+    if draw(st.integers(0, 2)) == 0:
+        at = draw(st.integers(0, size - 1))
+        batch[at] = draw(with_another_part(structure))
+    return batch
+
+
+def attempt(collate: Callable[[], Any]) -> tuple[Any, tuple[type, str] | None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # arrays that are read-only
+        try:
+            return collate(), None
+        except Exception as error:
+            return None, (type(error), str(error))
+
+
+def through_rows(samples: list[Any], order: list[int], skipped: set[int]) -> Any:
+    """A batch as workers make it: whoever finds that it pays writes, in whatever order, and some
+    samples come from claims of several tickets, which do not write."""
+    writer = DefaultRowWriter()
+    rows: DefaultRows | None = None
+    placed = list(samples)
+    for row in order:
+        if row not in skipped and writer.pays(samples[row]):
+            rows = rows or writer.rows(len(samples))
+            placed[row] = rows.write(row, samples[row])
+    return default_collate(placed) if rows is None else rows.collate(placed)
+
+
+@settings(max_examples=250)
+@given(st.data())
+def test_rows_give_what_torch_gives(data: st.DataObject) -> None:
+    structures_of_samples = data.draw(like_batches())
+    size = len(structures_of_samples)
+    order = data.draw(st.permutations(range(size)))
+    skipped = data.draw(st.sets(st.integers(0, size - 1), max_size=1))
+
+    samples = [build(structure) for structure in structures_of_samples]
+    expected, expected_error = attempt(lambda: default_collate(list(samples)))
+    found, error = attempt(lambda: through_rows(samples, list(order), skipped))
+    assert error == expected_error
+    assert_same(found, expected)
+
+
+@settings(max_examples=100)
+@given(leaves(), st.integers(1, 4))
+def test_a_row_is_written_exactly_where_it_should_be(leaf: Leaf, size: int) -> None:
+    """Whether rows are taken, told from the outside: plain, numeric, contiguous, on the CPU."""
+    sample = leaf.make()
+    if type(sample) is torch.Tensor:
+        fits = sample.is_contiguous() and not sample.requires_grad and not sample.is_conj()
+    elif type(sample) is np.ndarray:
+        kind = sample.dtype.kind in "biuf" and sample.dtype not in ("longdouble",)
+        fits = kind and sample.dtype.isnative and sample.flags.c_contiguous
+    else:
+        fits = False
+    assert DefaultRowWriter().pays(sample) is bool(fits and sample.nbytes >= 16)
+
+
+class TestRowsAreTaken:
+    """The batch is the memory that the rows were written to, nothing is copied again."""
+
+    IMAGE = torch.arange(12.0).reshape(3, 4)
+
+    def rows_of(self, samples: list[Any]) -> tuple[DefaultRows, list[Any]]:
+        rows = DefaultRowWriter().rows(len(samples))
+        return rows, [rows.write(row, sample) for row, sample in enumerate(samples)]
+
+    @pytest.mark.parametrize(
+        ("make", "large_of"),
+        [
+            (lambda i: TestRowsAreTaken.IMAGE + i, lambda sample: sample),
+            (lambda i: (TestRowsAreTaken.IMAGE + i, i), lambda sample: sample[0]),
+            (lambda i: [i, TestRowsAreTaken.IMAGE.numpy() + i], lambda sample: sample[1]),
+            (lambda i: {"x": TestRowsAreTaken.IMAGE + i, "y": "t"}, lambda sample: sample["x"]),
+        ],
+        ids=["tensor", "tuple", "list", "dict"],
+    )
+    def test_at_the_top_and_directly_below(
+        self, make: Callable[[int], Any], large_of: Callable[[Any], Any]
+    ) -> None:
+        samples = [make(i) for i in range(3)]
+        assert DefaultRowWriter().pays(samples[0])
+        rows, written = self.rows_of(samples)
+        leaves_of_rows = [large_of(sample) for sample in written]
+        assert all(type(leaf) is RowLeaf for leaf in leaves_of_rows)
+        batch = rows.collate(written)
+        assert large_of(batch).data_ptr() == leaves_of_rows[0].leaf.buffer.data_ptr()
+        assert_same(batch, default_collate([make(i) for i in range(3)]))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: (torch.ones(1), 1),
+            lambda: ((torch.ones(9),),),
+            lambda: {"a": {"b": torch.ones(9)}},
+            lambda: Pair(torch.ones(9), 1),
+            lambda: "a long text that is no tensor",
+            lambda: torch.ones(9).to_sparse(),
+            lambda: torch.ones(3, 9).to_mkldnn(),
+            lambda: torch.ones(9, device="meta"),
+            lambda: torch.nested.nested_tensor([torch.ones(9), torch.ones(8)]),
+            lambda: torch.nn.Parameter(torch.ones(9)),
+            lambda: np.ones(9).view(np.recarray),
+            lambda: np.ones(9, "datetime64[s]"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_nowhere_else(self, make: Callable[[], Any]) -> None:
+        assert not DefaultRowWriter().pays(make())
+
+    def test_first_writers_make_one_buffer(self) -> None:
+        for _ in range(20):
+            rows = DefaultRowWriter().rows(4)
+            written: list[Any] = [None] * 4
+            together = threading.Barrier(4)
+
+            def write(
+                row: int,
+                rows: DefaultRows = rows,
+                written: list[Any] = written,
+                together: threading.Barrier = together,
+            ) -> None:
+                together.wait(PATIENCE)
+                written[row] = rows.write(row, torch.full((40,), float(row)))
+
+            threads = [threading.Thread(target=write, args=(row,)) for row in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len({leaf.leaf for leaf in written}) == 1
+            assert rows.collate(written)[:, 0].tolist() == [0, 1, 2, 3]
+
+    def test_samples_own_memory_is_not_kept(self) -> None:
+        """What is written is a copy: the dataset may use its buffer again."""
+        buffer = torch.zeros(9)
+        rows = DefaultRowWriter().rows(2)
+        written = []
+        for row in range(2):
+            buffer.fill_(row)
+            written.append(rows.write(row, buffer))
+        assert rows.collate(written)[:, 0].tolist() == [0, 1]
+
+
+class CountedRows:
+    """Counts what a loader writes into rows."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.written = 0
+        self._lock = threading.Lock()
+        write = DefaultRows.write
+
+        def counting(rows: DefaultRows, row: int, sample: Any) -> Any:
+            with self._lock:
+                self.written += 1
+            return write(rows, row, sample)
+
+        patch.setattr(DefaultRows, "write", counting)
+
+
+class TestInALoader:
+    @pytest.fixture(autouse=True)
+    def one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Samples that are claimed by the batch are not written: here none is."""
+        monkeypatch.setattr(ClaimSize, "next", lambda self: 1)
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_large_samples_are_written_into_rows(
+        self, in_order: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counted = CountedRows(monkeypatch)
+        samples = [(torch.full((10,), i), np.full(10, i), i) for i in range(11)]
+        loader = MinatoLoader(samples, 4, num_workers=2, in_order=in_order)
+        found = list(loader)
+        assert counted.written == 11
+        for tensors, arrays, numbers in found:
+            assert tensors[:, -1].tolist() == arrays[:, -1].tolist() == numbers.tolist()
+        assert sorted(number for batch in found for number in batch[2].tolist()) == list(range(11))
+
+    def test_other_collate_functions_get_samples(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted = CountedRows(monkeypatch)
+        samples = [torch.full((10,), i) for i in range(6)]
+        (batch,) = MinatoLoader(samples, 6, num_workers=2, collate_fn=list, in_order=True)
+        assert_same(batch, samples)
+        (batch,) = MinatoLoader(
+            samples, 6, num_workers=2, collate_fn=lambda s: default_collate(s), in_order=True
+        )
+        assert_same(batch, torch.stack(samples))
+        assert counted.written == 0
+
+    @pytest.mark.parametrize("samples", COLLATED_SAMPLES, ids=repr)
+    def test_every_structure(self, samples: list[Any]) -> None:
+        found = list(MinatoLoader(samples, 2, num_workers=2, in_order=True))
+        assert_same(found, list(DataLoader(samples, 2)))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.ones(9).to_sparse(),
+            lambda: torch.nested.nested_tensor([torch.ones(9), torch.ones(8)]),
+            lambda: np.ones(9, np.longdouble),
+            lambda: np.ones(9, "datetime64[s]"),
+        ],
+        ids=["sparse", "nested", "long double", "dates"],
+    )
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_what_torch_refuses_is_an_error_of_the_batch(self, make: Callable[[], Any]) -> None:
+        """And not the end of the loader."""
+        samples = [torch.ones(9), torch.ones(9), make(), make(), torch.ones(9), torch.ones(9)]
+        _, expected = attempt(lambda: default_collate(samples[2:4]))
+        assert expected is not None
+        with iterating(MinatoLoader(samples, 2, num_workers=2, in_order=True)) as iterator:
+            first, error, last = outcomes(iterator)
+        assert (type(error), str(error)) == expected
+        assert_same([first, last], [torch.ones(2, 9)] * 2)
+
+    @pytest.mark.parametrize("failures", [1, 100])
+    def test_sample_that_cannot_be_written(
+        self, failures: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For want of memory, say: torch's collate makes the batch, of the samples as they are."""
+        write = DefaultRows._write
+        left = [MemoryError() for _ in range(failures)]
+
+        def failing(rows: DefaultRows, row: int, key: Any, part: Any) -> Any:
+            if row == 1 and left:
+                raise left.pop()
+            return write(rows, row, key, part)
+
+        monkeypatch.setattr(DefaultRows, "_write", failing)
+        samples = [torch.full((10,), i) for i in range(8)]
+        assert_same(
+            list(MinatoLoader(samples, 4, num_workers=2, in_order=True)),
+            [torch.stack(samples[:4]), torch.stack(samples[4:])],
+        )
+        assert len(left) < failures
