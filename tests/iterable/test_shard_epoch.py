@@ -176,6 +176,15 @@ def test_shard_is_closed_by_whoever_is_left_with_it(in_order: bool) -> None:
     assert epoch.pop() is None
 
 
+@pytest.mark.parametrize(("ahead", "readable"), [(2, 1), (1, 0)])
+def test_worker_that_goes_on_to_collate_wakes_one_to_read_on(ahead: int, readable: int) -> None:
+    woken: list[int] = []
+    hand = Hand(epoch_over(1, 2, True, ahead, None, wake=woken.append), [9], 2)
+    assert hand.claim()
+    hand.read(0)
+    assert woken == [readable]
+
+
 def test_worker_that_leaves_late_wakes_one_for_the_next_epoch() -> None:
     """It may be told to end itself, or have other work first."""
     woken: list[int] = []

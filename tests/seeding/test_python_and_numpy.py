@@ -267,6 +267,12 @@ def test_a_bit_generator_set_by_a_sample_is_its_own() -> None:
     before = global_state()
     expected = np.random.RandomState(np.random.PCG64(3)).rand()
     assert as_sample(work) == (expected, "PCG64")
+    with new_streams().active() as streams:
+        streams.ticket = 2
+        work()
+        streams.ticket = 1
+        following = np.random.rand()
+    assert following == as_sample(np.random.rand)
     assert as_sample(np.random.rand) == as_sample(np.random.rand, after=1)
     assert global_state() == before
 
