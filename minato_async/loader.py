@@ -103,7 +103,7 @@ class MinatoLoader(DataLoader[T_co]):
         timeout_threshold: float | None = None,
         threshold_percentile: float = 75.0,
         warmup_batches: int = 100,
-        scheduler: str = "throughput",
+        scheduler: str = "fixed",
         max_workers: int | None = None,
         sample_timeout: float | None = None,
         on_error: str | Callable[[Any, BaseException], Any] = "raise",

@@ -74,8 +74,8 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
             f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
             "with no batch drawn ahead the workers have nothing to load"
         )
-    _check_count("max_queue_size", loader.max_queue_size, "samples")
-    _check_count("max_workers", loader.max_workers, "threads")
+    _check_count("max_queue_size", loader.max_queue_size, "sample")
+    _check_count("max_workers", loader.max_workers, "thread")
     _check_seconds("timeout_threshold", loader.timeout_threshold)
     _check_seconds("sample_timeout", loader.sample_timeout)
     if loader.num_workers == 0:
@@ -134,9 +134,9 @@ def _check_count(name: str, value: Any, unit: str) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a number of {unit} or None, got {value!r}")
+        raise TypeError(f"{name} must be a number of {unit}s or None, got {value!r}")
     if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+        raise ValueError(f"{name} must be at least 1 {unit}, got {value}")
 
 
 def _check_seconds(name: str, value: Any) -> None:
