@@ -13,10 +13,11 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.figures import at_most
 from benchmarks.report import Report, Table
@@ -32,6 +33,7 @@ QUICK = 2
 TENSORS = [torch.zeros(4), torch.zeros(4)]
 
 Draw = Callable[[], Any]
+Found = TypeVar("Found")
 
 
 def _nothing() -> None:
@@ -55,6 +57,30 @@ def _cases() -> dict[str, Draw]:
         "tensor.shape": lambda: x.shape,
         "F.pad": lambda: torch.nn.functional.pad(x, (1, 1)),
     }
+
+
+class _BareMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _floor(pieces: int) -> dict[str, float]:
+    """Fastest seconds of what no isolation by these means can do without."""
+    generator, state, stack = torch.Generator(), np.random.RandomState(), torch.stack
+    draws: dict[str, Draw] = {
+        "torch.Generator.manual_seed": lambda: generator.manual_seed(1),
+        "RandomState.seed": lambda: state.seed(1),
+        "an empty torch function mode": lambda: stack(TENSORS),
+    }
+    floor = {}
+    for name, draw in draws.items():
+        without = min(_piece(draw, SAMPLES) for _ in range(pieces))
+        if "mode" in name:
+            with _BareMode():
+                floor[name] = min(_piece(draw, SAMPLES) for _ in range(pieces)) - without
+        else:
+            floor[name] = without
+    return floor
 
 
 ONE_SAMPLE = ("torch.stack", "torch.rand", "tensor.uniform_", "tensor.shape", "F.pad")
@@ -98,9 +124,9 @@ def _measure(pieces: int) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _on_a_thread(pieces: int) -> dict[str, tuple[float, float]]:
-    found: list[dict[str, tuple[float, float]]] = []
-    thread = threading.Thread(target=lambda: found.append(_measure(pieces)))
+def _on_a_thread(work: Callable[[int], Found], pieces: int) -> Found:
+    found: list[Found] = []
+    thread = threading.Thread(target=lambda: found.append(work(pieces)))
     thread.start()
     thread.join()
     return found[0]
@@ -110,8 +136,9 @@ def run(options: Options, report: Report) -> None:
     """Measure all cases; the figures are microseconds a sample, or a call of torch."""
     install()
     rounds = []
+    pieces = QUICK if options.quick else PIECES
     for number in range(options.rounds_or(ROUNDS)):
-        rounds.append(_on_a_thread(QUICK if options.quick else PIECES))
+        rounds.append(_on_a_thread(_measure, pieces))
         report.progress(f"round {number + 1} done")
     report.raw["seconds without and with isolation"] = rounds
     cost: dict[str, float] = {}

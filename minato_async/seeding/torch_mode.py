@@ -51,7 +51,7 @@ class SampleMode(TorchFunctionMode):
         ):
             stream = self._stream
             current = stream.sample is stream.streams.ticket
-            return func(*args, generator=self._own if current else stream.cpu())
+            return func(*args, generator=self._own if current else stream.start())
         return hook(self._stream, func, args, kwargs or {})
 
 

@@ -50,15 +50,18 @@ class TorchStream:
 
     def cpu(self) -> torch.Generator:
         """The current sample's generator for tensors on the CPU."""
+        return self.own if self.sample is self.streams.ticket else self.start()
+
+    def start(self) -> torch.Generator:
+        """Begin the current sample's stream; returns its generator for the CPU."""
         streams = self.streams
-        if self.sample is not streams.ticket:
-            # The seed itself, of which this generator uses the lower 32 bits: so
-            # `torch.initial_seed` in a worker shows what the loader seeded it with.
-            seed = self._device_seed = streams.seed()
-            self.own.manual_seed(seed)
-            if self._seeded:
-                self._seeded.clear()
-            self.sample = streams.ticket
+        # The seed itself, of which this generator uses the lower 32 bits: so `torch.initial_seed`
+        # in a worker shows what the loader seeded it with.
+        seed = self._device_seed = streams.seed()
+        self.own.manual_seed(seed)
+        if self._seeded:
+            self._seeded.clear()
+        self.sample = streams.ticket
         return self.own
 
     def seed_devices(self, seed: int) -> None:

@@ -218,7 +218,7 @@ def test_each_device_has_a_generator_seeded_from_the_sample() -> None:
         assert stream.generator(torch.device("cuda", 1)) is first
         assert stream.generator(cuda0) is not first
         assert first.initial_seed() == torch.initial_seed()
-        value = torch.rand(3, generator=first)
+        value, saved_seed = torch.rand(3, generator=first), first.initial_seed()
         state = torch.cuda.get_rng_state()
         torch.cuda.set_rng_state(state, cuda)
         following = torch.rand(3, generator=first)
@@ -234,6 +234,12 @@ def test_each_device_has_a_generator_seeded_from_the_sample() -> None:
             assert torch.cuda.initial_seed() == 5
         torch.cuda.seed_all()
         assert torch.cuda.initial_seed() != 5
+        # What ran before on the thread does not matter here either.
+        streams.ticket = 2
+        torch.rand(1, generator=stream.generator(cuda))
+        streams.ticket = 3
+        streams.begin(lambda _: saved_seed)
+        assert torch.equal(torch.rand(3, generator=stream.generator(cuda)), value)
 
 
 def test_seeding_cuda_from_a_sample_is_not_queued_for_cuda() -> None:
