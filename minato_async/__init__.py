@@ -1,10 +1,19 @@
 """A drop-in replacement for torch's DataLoader that never lets a slow sample hold up a batch."""
 
-from minato_async.checkpoint import SampleCancelled
+from minato_async.checkpoint import SampleCancelled, checkpoint
 from minato_async.loader import MinatoLoader
 from minato_async.per_worker import per_worker
+from minato_async.stats import Stats, StepCosts
 
 DataLoader = MinatoLoader
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "MinatoLoader", "SampleCancelled", "per_worker"]
+__all__ = [
+    "DataLoader",
+    "MinatoLoader",
+    "SampleCancelled",
+    "Stats",
+    "StepCosts",
+    "checkpoint",
+    "per_worker",
+]

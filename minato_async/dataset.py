@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from minato_async.collation import DefaultRowWriter
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.executors.base import Worker
+from minato_async.options import Options
 from minato_async.randomness import EpochSeeds
 from minato_async.workers import WorkerSetup, current_state
 
@@ -28,7 +29,7 @@ class Bound:
     """A map-style recipe in the hands of one worker, or of the consumer's own thread."""
 
     recipe: MapRecipe
-    fetch: Callable[[Any], Any]
+    steps: Sequence[Callable[[Any], Any]]
     collate: Callable[[list[Any]], Any]
     finish: Callable[[Any], Any]
     streams: Streams
@@ -41,7 +42,9 @@ class MapRecipe:
     Grad mode and context variables are those of the thread that starts the epoch.
     """
 
-    def __init__(self, loader: DataLoader[Any], setup: WorkerSetup, seeds: EpochSeeds) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], options: Options, setup: WorkerSetup, seeds: EpochSeeds
+    ) -> None:
         dataset, collate_fn = loader.dataset, loader.collate_fn
         #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
         #: the dataset fetches batches itself.
@@ -50,7 +53,12 @@ class MapRecipe:
         if loader._auto_collation and _fetches_batches(dataset):
             self.batch_is_ticket, method = True, "__getitems__"
         self._method = method
-        self.step = f"{type(dataset).__name__}.{method}"
+        self._first_step = f"{type(dataset).__name__}.{method}"
+        self._transforms = list(options.transforms)
+        self._transform_steps = self._transforms
+        if method == "__getitems__":
+            self._transform_steps = [_each(transform) for transform in self._transforms]
+        self.on_error = options.on_error
         self._collate = _only(collate_fn) if self.batch_is_ticket else collate_fn
         writes_rows = collate_fn is default_collate and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
@@ -76,8 +84,15 @@ class MapRecipe:
         return self._bound(self._setup.dataset, streams, self._context)
 
     def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
-        fetch = _method_getter(dataset, self._method)
-        return Bound(self, fetch, self._collate, self._finish, streams, context)
+        steps = [_method_getter(dataset, self._method), *self._transform_steps]
+        return Bound(self, steps, self._collate, self._finish, streams, context)
+
+    def step_name(self, step: int) -> str:
+        if step == 0:
+            return self._first_step
+        transform = self._transforms[step - 1]
+        name = getattr(transform, "__qualname__", type(transform).__name__)
+        return f"transforms[{step - 1}] ({name})"
 
 
 def pins_memory(loader: DataLoader[Any]) -> bool:
@@ -120,6 +135,15 @@ def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
         return partial(operator.getitem, dataset)
     getter = function.__get__(dataset)
     return getter
+
+
+def _each(transform: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+    """The step that applies `transform` to every sample of a batch fetched as one."""
+
+    def transform_each(samples: list[Any]) -> list[Any]:
+        return [transform(sample) for sample in samples]
+
+    return transform_each
 
 
 def _only(function: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -14,8 +15,10 @@ from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
-from minato_async.engine.jobs import MapEpoch
 from minato_async.engine.loading import Loading
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.scheduler import make_scheduler
+from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
@@ -23,10 +26,15 @@ from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.repeats import RepeatCounter, may_repeat
+from minato_async.stats import Stats
 from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
+
+
+#: Stands for a sample that `on_error="skip"` leaves out.
+_SKIPPED = object()
 
 
 class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
@@ -49,11 +57,16 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         setup = WorkerSetup(
             loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
         )
-        return MapRecipe(loader, setup, self._make_seeds(loader))
+        return MapRecipe(loader, check_options(loader), setup, self._make_seeds(loader))
 
     def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
         seed = self._base_seed if loader.seed is None else loader.seed
         return EpochSeeds(seed, loader._count_epoch())
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of what is being loaded; empty without workers."""
+        return Stats()
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -109,12 +122,17 @@ class SerialMapIterator(SerialIterator):
         self._position = 0
 
     def _next(self) -> Any:
-        drawn = next(self._sampler)
-        indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
-        with thread_streams(self._isolated) as streams:
-            return self._load(indices, self._recipe.bind_here(streams))
+        while True:
+            drawn = next(self._sampler)
+            indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
+            with thread_streams(self._isolated) as streams:
+                bound = self._recipe.bind_here(streams)
+                samples = self._samples(indices, bound)
+                kept = [sample for sample in samples if sample is not _SKIPPED]
+                if kept or not samples:
+                    return self._collate(indices, kept, bound)
 
-    def _load(self, indices: list[Any], bound: Bound) -> Any:
+    def _samples(self, indices: list[Any], bound: Bound) -> list[Any]:
         seed, streams, first = self._recipe.seed, bound.streams, self._position
         repeats = self._repeats.count(indices) if self._isolated else ()
         self._position += len(indices)
@@ -122,9 +140,12 @@ class SerialMapIterator(SerialIterator):
         samples = []
         for row, index in enumerate(indices):
             streams.ticket = row
-            samples.append(self._fetch(bound, index))
-        streams.begin(lambda _: seed(tuple(indices), 0, 0))
-        streams.ticket = samples
+            samples.append(self._sample(bound, index))
+        return samples
+
+    def _collate(self, indices: list[Any], samples: list[Any], bound: Bound) -> Any:
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(indices), 0, 0))
+        bound.streams.ticket = samples
         try:
             return bound.finish(bound.collate(samples))
         except Exception as error:
@@ -133,11 +154,28 @@ class SerialMapIterator(SerialIterator):
                 raise
             raise named from error
 
-    def _fetch(self, bound: Bound, index: Any) -> Any:
+    def _sample(self, bound: Bound, index: Any) -> Any:
+        """The sample of `index`, or what `on_error` puts in its place."""
+        on_error = self._recipe.on_error
         try:
-            return bound.fetch(index)
+            return self._run_steps(bound, index)
         except Exception as error:
-            named = name_sample(error, index, self._recipe.step, "the consumer's thread")
+            if on_error == "skip":
+                return _SKIPPED
+            if callable(on_error):
+                return on_error(index, error)
+            raise
+
+    def _run_steps(self, bound: Bound, index: Any) -> Any:
+        step, value = 0, index
+        try:
+            for run in bound.steps:
+                value = run(value)
+                step += 1
+            return value
+        except Exception as error:
+            where = self._recipe.step_name(step)
+            named = name_sample(error, index, where, "the consumer's thread")
             if named is error:
                 raise
             raise named from error
@@ -155,7 +193,7 @@ class EngineIterator(LoaderIterator):
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         warn_if_on()
         super().__init__(loader)
-        self._options = check_options(loader, loader.max_queue_size, loader.scheduler)
+        self._options = check_options(loader)
         self._persistent = loader.persistent_workers
         self._start_epoch(loader, first=True)
 
@@ -169,8 +207,11 @@ class EngineIterator(LoaderIterator):
         """Begin an epoch; for the first, start the engine too."""
 
     def _new_engine(self) -> Engine:
-        setup = partial(worker_thread, isolated=self._options.isolated)
-        return Engine(partial(ThreadExecutor, setup=setup), self._options.num_workers)
+        options = self._options
+        setup = partial(worker_thread, isolated=options.isolated)
+        executor = partial(ThreadExecutor, setup=setup)
+        scheduler = make_scheduler(options.scheduler, options.num_workers)
+        return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""
@@ -229,6 +270,11 @@ class EngineIterator(LoaderIterator):
         return self._engine
 
     @property
+    def stats(self) -> Stats:
+        """A snapshot of this iterator's epoch."""
+        return self._engine.stats(self._epoch)
+
+    @property
     def restartable(self) -> bool:
         return self._engine.usable
 
@@ -264,11 +310,22 @@ class MapIterator(EngineIterator):
         order = choose_order(loader, loader.in_order)
         if first:
             self._engine = self._new_engine()
-        self._epoch = self._engine.begin(partial(MapEpoch, recipe, order, self._options.window))
+        threshold = self._threshold(loader)
+        start = partial(MapEpoch, recipe, order, self._options.window, threshold)
+        self._epoch = self._engine.begin(start)
         self._drawn_all = False
         #: What the sampler raised, if it did: to be raised after all that it drew before.
         self._draw_errors: list[BaseException] = []
         self._draw()
+
+    def _threshold(self, loader: MinatoLoader[Any]) -> Threshold:
+        options = self._options
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        warmup = options.warmup_batches * batch_size
+        # Of a sampler without a length nobody knows what a tenth is.
+        with contextlib.suppress(TypeError, NotImplementedError):
+            warmup = min(warmup, len(self._index_sampler) * batch_size // 10)
+        return Threshold(options.threshold_percentile, warmup, options.timeout_threshold)
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""

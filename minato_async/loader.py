@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -12,6 +13,7 @@ from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 from minato_async.seeding import install as install_streams
+from minato_async.stats import Stats
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -52,7 +54,20 @@ class MinatoLoader(DataLoader[T_co]):
             `random`, `numpy.random` and torch depends on (seed, epoch, index) alone. None: drawn
             as torch draws it, from `generator`. False: off, workers draw from the process-wide
             generators. With `num_workers=0` it is off unless a seed is given.
-        scheduler: how the number of workers is chosen; "fixed": it stays `num_workers`.
+        transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
+            slow sample can be diverted, so that its worker goes on with others.
+        timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
+        threshold_percentile: the percentile of recent costs that is the learned threshold.
+        warmup_batches: batches observed before the threshold holds, at most a tenth of an epoch.
+        scheduler: how the number of workers is chosen, from `num_workers` on. "throughput": what
+            loads most; "paper": as MinatoLoader (EuroSys 2026) does; "fixed": it stays.
+        max_workers: threads that may load at once; None: chosen from the CPUs that this process
+            may use, beyond them for work that waits.
+        sample_timeout: seconds after which a sample has failed. Its thread cannot be killed: it
+            is abandoned and replaced.
+        on_error: what to do with a sample that fails. "raise": raise it from `next()`; "skip":
+            leave it out; or a function of its index and the error, which returns a sample to
+            take its place.
 
     The remaining arguments of torch's DataLoader are refused unless they have their default.
 
@@ -84,7 +99,14 @@ class MinatoLoader(DataLoader[T_co]):
         max_queue_size: int | None = None,
         iterable_mode: str = "sharded",
         seed: int | None = None,
+        transforms: Sequence[Callable[[Any], Any]] | None = None,
+        timeout_threshold: float | None = None,
+        threshold_percentile: float = 75.0,
+        warmup_batches: int = 100,
         scheduler: str = "fixed",
+        max_workers: int | None = None,
+        sample_timeout: float | None = None,
+        on_error: str | Callable[[Any, BaseException], Any] = "raise",
     ) -> None:
         super().__init__(
             dataset,
@@ -109,9 +131,17 @@ class MinatoLoader(DataLoader[T_co]):
         self.max_queue_size = max_queue_size
         self.iterable_mode = iterable_mode
         self.seed = seed
+        self.transforms = transforms
+        self.timeout_threshold = timeout_threshold
+        self.threshold_percentile = threshold_percentile
+        self.warmup_batches = warmup_batches
         self.scheduler = scheduler
-        check_options(self, max_queue_size, scheduler)
+        self.max_workers = max_workers
+        self.sample_timeout = sample_timeout
+        self.on_error = on_error
+        check_options(self)
         self._epochs = 0
+        self._latest: weakref.ref[LoaderIterator] | None = None
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams()
 
@@ -122,6 +152,12 @@ class MinatoLoader(DataLoader[T_co]):
             return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
+        iterator = self._iterate()
+        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
+        self._latest = weakref.ref(iterator)
+        return iterator
+
+    def _iterate(self) -> LoaderIterator:
         iterable = isinstance(self.dataset, IterableDataset)
         if self.num_workers == 0:
             return SerialIterableIterator(self) if iterable else SerialMapIterator(self)
@@ -133,6 +169,15 @@ class MinatoLoader(DataLoader[T_co]):
         else:
             self._iterator = iterator = self._new_iterator(iterable)  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of what the latest iterator is loading; empty if there is none any more."""
+        iterator = None if self._latest is None else self._latest()
+        return Stats() if iterator is None else iterator.stats
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
 
     def _new_iterator(self, iterable: bool) -> EngineIterator:
         return ShardedIterator(self) if iterable else MapIterator(self)

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
+
+from minato_async.cpus import cpu_quota
+
+if TYPE_CHECKING:
+    from minato_async.loader import MinatoLoader
 
 _ITERABLE_MODES = ("sharded", "shared")
-_SCHEDULERS = ("fixed",)
+SCHEDULERS = ("throughput", "paper", "fixed")
+
+#: Threads that a loader may grow to for each core it may use, for work that waits.
+_THREADS_PER_CORE = 16
 
 
 @dataclass(frozen=True)
 class Options:
-    """How an iterator of a loader works: what its constructor was given, checked and completed.
-
-    `window` is in samples, None for "whatever is drawn"; `batches_ahead` in batches, None for
-    "as many as fill the window".
-    """
+    """How an iterator of a loader works: what its constructor was given, checked and completed."""
 
     num_workers: int
+    #: Samples claimed and not yet delivered; None: whatever is drawn.
     window: int | None
+    #: Batches drawn and not yet delivered; None: as many as fill the window.
     batches_ahead: int | None
     #: Each sample has random state of its own.
     isolated: bool
     #: Seconds that `next()` waits for a batch; None: as long as it takes.
     timeout: float | None
+    #: Steps applied to `dataset[index]`, one after the other.
+    transforms: Sequence[Callable[[Any], Any]]
+    #: Seconds of cost after which a sample is slow; None: learned.
+    timeout_threshold: float | None
+    #: Percentile of recent costs that is the learned threshold.
+    threshold_percentile: float
+    #: Batches observed before the learned threshold holds.
+    warmup_batches: int
+    #: Seconds after which a sample has failed; None: never.
+    sample_timeout: float | None
+    on_error: str | Callable[[Any, BaseException], Any]
+    scheduler: str
+    #: Threads that may run steps at once.
+    max_workers: int
 
 
-def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler: str) -> Options:
+def check_options(loader: MinatoLoader[Any]) -> Options:
     """The options of `loader`, whose torch arguments torch has checked already.
 
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
@@ -38,37 +60,109 @@ def check_options(loader: DataLoader[Any], max_queue_size: int | None, scheduler
         raise ValueError(
             "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"
         )
+    if loader.iterable_mode not in _ITERABLE_MODES:
+        raise ValueError(
+            f"iterable_mode must be one of {_ITERABLE_MODES}, got {loader.iterable_mode!r}"
+        )
+    if loader.iterable_mode == "shared" and not isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
+            "its samples are shared out among all workers as it is"
+        )
     if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
         raise ValueError(
             f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
             "with no batch drawn ahead the workers have nothing to load"
         )
-    if max_queue_size is not None:
-        if isinstance(max_queue_size, bool) or not isinstance(max_queue_size, int):
-            raise TypeError(
-                f"max_queue_size must be a number of samples or None, got {max_queue_size!r}"
-            )
-        if max_queue_size < 1:
-            raise ValueError(f"max_queue_size must be at least 1 sample, got {max_queue_size}")
-        if loader.num_workers == 0:
-            raise ValueError("max_queue_size needs workers that fill it: set num_workers > 0")
-    mode = getattr(loader, "iterable_mode", "sharded")
-    if mode not in _ITERABLE_MODES:
-        raise ValueError(f"iterable_mode must be one of {_ITERABLE_MODES}, got {mode!r}")
-    if mode == "shared" and not isinstance(loader.dataset, IterableDataset):
+    _check_count("max_queue_size", loader.max_queue_size, "sample")
+    _check_count("max_workers", loader.max_workers, "thread")
+    _check_seconds("timeout_threshold", loader.timeout_threshold)
+    _check_seconds("sample_timeout", loader.sample_timeout)
+    if loader.num_workers == 0:
+        for name in ("max_queue_size", "max_workers", "sample_timeout"):
+            if getattr(loader, name) is not None:
+                raise ValueError(f"{name} needs workers: set num_workers > 0, or leave it out")
+    elif loader.max_workers is not None and loader.max_workers < loader.num_workers:
         raise ValueError(
-            'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
-            "its samples are shared out among all workers as it is"
+            f"max_workers={loader.max_workers} is less than num_workers={loader.num_workers}, "
+            "with which the loader starts"
         )
-    seed = getattr(loader, "seed", None)
-    if seed is not None and seed is not False and type(seed) is not int:
-        raise TypeError(f"seed must be an int, None, or False for no isolation, got {seed!r}")
-    if scheduler not in _SCHEDULERS:
-        raise ValueError(f"scheduler must be one of {_SCHEDULERS}, got {scheduler!r}")
+    if not 0 < loader.threshold_percentile <= 100:
+        raise ValueError(
+            f"threshold_percentile must lie in (0, 100], got {loader.threshold_percentile!r}"
+        )
+    if isinstance(loader.warmup_batches, bool) or not isinstance(loader.warmup_batches, int):
+        raise TypeError(f"warmup_batches must be an int, got {loader.warmup_batches!r}")
+    if loader.warmup_batches < 0:
+        raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
+    if loader.scheduler not in SCHEDULERS:
+        raise ValueError(f"scheduler must be one of {SCHEDULERS}, got {loader.scheduler!r}")
+    if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
+        raise TypeError(
+            f"seed must be an int, None, or False for no isolation, got {loader.seed!r}"
+        )
 
     ahead = None
-    if max_queue_size is None:
+    if loader.max_queue_size is None:
         ahead = (loader.prefetch_factor or 1) * loader.num_workers
     return Options(
-        loader.num_workers, max_queue_size, ahead, seed is not False, loader.timeout or None
+        num_workers=loader.num_workers,
+        window=loader.max_queue_size,
+        batches_ahead=ahead,
+        isolated=loader.seed is not False,
+        timeout=loader.timeout or None,
+        transforms=_checked_transforms(loader.transforms),
+        timeout_threshold=loader.timeout_threshold,
+        threshold_percentile=loader.threshold_percentile,
+        warmup_batches=loader.warmup_batches,
+        sample_timeout=loader.sample_timeout,
+        on_error=_checked_on_error(loader.on_error),
+        scheduler=loader.scheduler,
+        max_workers=_most_workers(loader),
     )
+
+
+def _most_workers(loader: MinatoLoader[Any]) -> int:
+    if loader.scheduler == "fixed":
+        return loader.num_workers
+    if loader.max_workers is not None:
+        return loader.max_workers
+    return max(loader.num_workers, math.ceil(cpu_quota() * _THREADS_PER_CORE))
+
+
+def _check_count(name: str, value: Any, unit: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a number of {unit}s or None, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1 {unit}, got {value}")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be more than 0 seconds, got {value}")
+
+
+def _checked_transforms(transforms: Any) -> Sequence[Callable[[Any], Any]]:
+    if transforms is None:
+        return ()
+    if not isinstance(transforms, (list, tuple)):
+        raise TypeError(f"transforms must be a list of callables or None, got {transforms!r}")
+    for number, transform in enumerate(transforms):
+        if not callable(transform):
+            raise TypeError(f"transforms[{number}] is not callable: {transform!r}")
+    return tuple(transforms)
+
+
+def _checked_on_error(on_error: Any) -> str | Callable[[Any, BaseException], Any]:
+    if callable(on_error) or on_error in ("raise", "skip"):
+        checked: str | Callable[[Any, BaseException], Any] = on_error
+        return checked
+    if isinstance(on_error, str):
+        raise ValueError(f"on_error must be 'raise', 'skip' or a callable, got {on_error!r}")
+    raise TypeError(f"on_error must be 'raise', 'skip' or a callable, got {on_error!r}")

@@ -39,6 +39,12 @@ class NoStreams:
     def begin(self, resolve: Any) -> None:
         """Nothing to do: every draw comes from the process-wide generators."""
 
+    def detach(self) -> Any:
+        return None
+
+    def attach(self, state: Any) -> None:
+        """Nothing to go on with."""
+
 
 class ThreadRng:
     """Torch's `WorkerInfo.rng` for a shard, which one worker after another runs: the streams of

@@ -21,6 +21,8 @@ class Closable(Protocol):
 
     def join(self, timeout: float | None = None) -> bool: ...
 
+    def join_workers(self, timeout: float | None = None) -> bool: ...
+
     def interrupt(self) -> None: ...
 
 
@@ -57,7 +59,11 @@ def _close_all() -> None:
 
 def _join(engines: list[Closable], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    joined = [engine.join(max(0.0, deadline - time.monotonic())) for engine in engines]
+    joined = []
+    for engine in engines:
+        joined.append(engine.join(max(0.0, deadline - time.monotonic())))
+        # Workers that were given up are not waited for by the loop.
+        joined.append(engine.join_workers(max(0.0, deadline - time.monotonic())))
     return all(joined)
 
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import Subset
+
 from minato_async import worker_info
+from minato_async.compose import TRANSFORM_ATTRIBUTES, with_checkpoints
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Worker
@@ -52,6 +55,10 @@ class DatasetCopy:
         current = dict(vars(original))
         for name, value in current.items():
             if self._seen.get(name, _MISSING) is not value:
+                if name in TRANSFORM_ATTRIBUTES:
+                    value = with_checkpoints(value)
+                elif name == "dataset" and type(original) is Subset:
+                    value = DatasetCopy(value).dataset
                 self.dataset.__dict__[name] = value
         for name in self._seen.keys() - current.keys():
             self.dataset.__dict__.pop(name, None)

@@ -28,6 +28,7 @@ class Batch:
         "failed_row",
         "failure",
         "held",
+        "holes",
         "indices",
         "lost",
         "missing",
@@ -35,6 +36,7 @@ class Batch:
         "rows",
         "samples",
         "unit",
+        "void",
     )
 
     def __init__(self, size: int, unit: int) -> None:
@@ -45,6 +47,10 @@ class Batch:
         self.missing = size
         #: Rows whose samples keep a place in the window until the batch is delivered.
         self.held = 0
+        #: Rows whose samples were skipped.
+        self.holes: list[int] = []
+        #: All of them were: there is nothing to deliver.
+        self.void = False
         #: Where large samples are written in place; made by the first one that pays.
         self.rows: Any = None
         self.failure: BaseException | None = None
@@ -64,6 +70,19 @@ class Batch:
         self.samples[row : row + count] = samples
         self.missing -= count
         self.held += count
+
+    def skip(self, row: int) -> None:
+        """The place `row` stays empty."""
+        self.holes.append(row)
+        self.missing -= 1
+
+    def close_holes(self) -> None:
+        """Before collating: the samples that were not skipped move together. The batch is void
+        if there are none."""
+        self.void = len(self.holes) == self.size
+        for row in sorted(self.holes, reverse=True):
+            del self.samples[row], self.indices[row]
+        self.holes.clear()
 
     def take_content(self) -> Any:
         """The content, which the batch does not keep: it is the consumer's to free."""

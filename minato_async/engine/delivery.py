@@ -33,6 +33,16 @@ class Delivery:
         if self._queue[0].ready:
             self.wake()
 
+    @property
+    def ready(self) -> int:
+        """Batches that could be delivered, now or when it is their turn."""
+        return sum(batch.ready for batch in self._queue)
+
+    @property
+    def contents(self) -> list[object]:
+        """What the ready batches hold."""
+        return [batch.content for batch in self._queue if batch.ready]
+
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
         if self._queue and self._queue[0].ready:

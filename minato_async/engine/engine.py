@@ -8,16 +8,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
+from minato_async.engine.coordinator import Coordinator
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.scheduler import WorkerScheduler
+from minato_async.engine.sizes import nbytes
+from minato_async.engine.slots import Slots
+from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import Executor, Job, JobSource, Worker
+from minato_async.stats import Stats
 
 B = TypeVar("B", Bell, AsyncBell)
 L = TypeVar("L", bound=Loading)
@@ -29,6 +36,10 @@ CLOSE_GRACE = 1.0
 ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
 
+#: Seconds that threads get to end which have nothing left to do.
+_LAST_LINE = 0.1
+
+
 class Engine:
     """Loads one epoch after another until it is closed.
 
@@ -36,7 +47,13 @@ class Engine:
     the iterator. So both are collected when the user drops them, and closing follows.
     """
 
-    def __init__(self, executor_factory: ExecutorFactory, num_workers: int) -> None:
+    def __init__(
+        self,
+        executor_factory: ExecutorFactory,
+        scheduler: WorkerScheduler,
+        max_workers: int,
+        sample_timeout: float | None = None,
+    ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
         # user code runs.
         self._lock = threading.Lock()
@@ -44,16 +61,21 @@ class Engine:
         #: worked on is still in its core's cache.
         self._idle: list[Bell] = []
         self._due = DueBells()
-        self._sync = Sync(self._lock, self._due, self._wake_workers)
+        self._slots = Slots(scheduler.start(), max_workers)
+        self._sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
         self._loading: Loading | None = None
         #: What abandoned epochs have left to do.
         self._left_over: deque[Job] = deque()
         self._broken: BaseException | None = None
-        #: What each worker is doing, for error messages.
-        self._running: dict[str, tuple[Job, float]] = {}
+        self._coordinator = Coordinator(
+            self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
+        )
+        self._ticking = False
+        self._started = self._epoch_began = time.monotonic()
+        self._delivered = 0
+        self._data_wait = 0.0
         self._closed = False
 
-        self._num_workers = num_workers
         self._pid = os.getpid()
         self._executor = executor_factory(self, self._all_workers_ended)
         self._workers_ended = asyncio.Event()
@@ -73,7 +95,7 @@ class Engine:
     async def _main(self, stop: asyncio.Event) -> None:
         """Runs on the event loop, from the first epoch to the last worker's end."""
         try:
-            self._executor.resize(self._num_workers)
+            self._executor.resize(self._slots.threads)
             await stop.wait()
         except BaseException as error:
             self._break(error)
@@ -82,8 +104,36 @@ class Engine:
             self._executor.close()
             await self._workers_ended.wait()
             # The last worker has called back, from its last line: its thread is all but gone.
-            self._executor.join()
-            shutdown.forget(self)
+            # Those that were given up are not waited for, but at interpreter exit they must be
+            # found.
+            if self._executor.join(_LAST_LINE):
+                shutdown.forget(self)
+
+    def _staff(self) -> None:
+        """Have the loop bring the number of threads to what the slots ask for. By a worker."""
+        self._loop.call_soon(self._resize)
+
+    def _resize(self) -> None:
+        self._executor.resize(self._slots.threads)
+
+    def _tick(self) -> None:
+        """On the loop, a few times a second while there is work."""
+        try:
+            with self._lock:
+                loading = self._loading
+                if loading is None or loading.finished or self._closed:
+                    self._ticking = False
+                    return
+                given_up = self._coordinator.tick(loading)
+                self._coordinator.advise(loading, self._delivered, self._data_wait)
+                self._wake_workers(loading.jobs_waiting)
+            for worker in given_up:
+                self._executor.give_up(worker)
+            self._due.ring()
+            self._resize()
+            self._loop.call_later(self._coordinator.interval, self._tick)
+        except BaseException as error:
+            self._break(error)
 
     def _all_workers_ended(self) -> None:
         self._loop.call_soon(self._workers_ended.set)
@@ -103,6 +153,10 @@ class Engine:
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for every thread to end; True if all have."""
         return self._loop.join(timeout)
+
+    def join_workers(self, timeout: float | None = None) -> bool:
+        """As `join`, for the workers, including those that were given up."""
+        return self._executor.join(timeout)
 
     def interrupt(self) -> None:
         self._executor.interrupt()
@@ -124,6 +178,7 @@ class Engine:
         loading = start(self._sync)
         with self._lock:
             self._loading = loading
+            self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
             self._wake_workers(loading.jobs_waiting)
         self._due.ring()
         return loading
@@ -159,9 +214,10 @@ class Engine:
         Raises RuntimeError after `timeout` seconds without one.
         """
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while True:
-            batch, ended, bell = self._pop(epoch, Bell)
+            batch, ended, bell = self._pop(epoch, Bell, began)
             if batch is not None or ended:
                 return batch
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -172,9 +228,10 @@ class Engine:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while True:
-            batch, ended, bell = self._pop(epoch, AsyncBell)
+            batch, ended, bell = self._pop(epoch, AsyncBell, began)
             if batch is not None or ended:
                 return batch
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -187,15 +244,17 @@ class Engine:
         now = time.monotonic()
         with self._lock:
             running = [
-                f"{job.describe()} for {now - since:.1f} s on {worker}"
-                for worker, (job, since) in self._running.items()
+                f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
+                for worker, entry in self._slots.running.items()
             ]
         doing = "; ".join(running) or "nothing"
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 
-    def _pop(self, epoch: Loading, new_bell: Callable[[], B]) -> tuple[Batch | None, bool, B]:
+    def _pop(
+        self, epoch: Loading, new_bell: Callable[[], B], began: float
+    ) -> tuple[Batch | None, bool, B]:
         """The next batch if there is one, whether there will be none, and otherwise a bell that
-        rings when it is worth asking again."""
+        rings when it is worth asking again. The consumer has waited since `began`."""
         bell = new_bell()
         with self._lock:
             if isinstance(self._broken, WorkerSetupError):
@@ -205,6 +264,8 @@ class Engine:
             batch = epoch.pop()
             ended = epoch.finished
             if batch is not None:
+                self._delivered += 1
+                self._data_wait += time.monotonic() - began
                 self._wake_workers(epoch.jobs_waiting)
                 if ended:
                     epoch.delivery.wake()  # other consumers wait for what will not come
@@ -212,6 +273,25 @@ class Engine:
                 epoch.delivery.add_waiter(bell)
         self._due.ring()
         return batch, ended, bell
+
+    def stats(self, epoch: Loading) -> Stats:
+        """A snapshot of `epoch`, which this engine is loading or has loaded last."""
+        with self._lock:
+            stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
+            coordinator, now = self._coordinator, time.monotonic()
+            stats = replace(
+                stats,
+                workers=slots.wanted,
+                active=slots.active,
+                parked=slots.parked,
+                handed_off=coordinator.watch.handed_off,
+                delivered=self._delivered,
+                data_wait=self._data_wait,
+                seconds=now - self._epoch_began,
+                throughput=stats.finished / max(1e-9, now - self._epoch_began),
+                worker_history=tuple((t - self._started, n) for t, n in coordinator.history),
+            )
+        return replace(stats, threads=self._executor.size, ready_bytes=nbytes(contents))
 
     def _check_process(self) -> None:
         # Before any lock: a thread of the parent may have held it at the fork.
@@ -226,6 +306,7 @@ class Engine:
     def take(self, worker: Worker) -> Job | None:
         while True:
             with self._lock:
+                self._slots.leave(worker)
                 ending = self._closed or worker.retiring
                 job: Job | None = None
                 if self._left_over:
@@ -233,9 +314,12 @@ class Engine:
                 elif self._loading is not None and not ending:
                     job = self._loading.next_job()
                 if job is not None:
-                    self._running[worker.name] = job, time.monotonic()
+                    self._slots.enter(worker, job)
+                    if not self._ticking:
+                        # Not by the consumer: as long as a worker lives, the loop does.
+                        self._ticking = True
+                        self._loop.call_soon(self._tick)
                     return job
-                self._running.pop(worker.name, None)
                 if ending:
                     return None
                 bell = Bell()

@@ -47,6 +47,8 @@ class Epoch:
         #: Batches that the end of the epoch completed, for the next idle worker to collate.
         self._left_over: list[Batch] = []
         self._batches_ahead = 0
+        #: Samples that failed, skipped ones included.
+        self.failed = 0
         self._batch_size = 1
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
@@ -83,12 +85,13 @@ class Epoch:
 
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""
-        batch = self.delivery.pop()
-        if batch is not None:
+        while (batch := self.delivery.pop()) is not None:
             self._batches_ahead -= 1
             self.feed.leave_window(batch.held * batch.unit)
             self.feed.account_for(batch.size * batch.unit)
-        return batch
+            if not batch.void:
+                return batch
+        return None
 
     @property
     def finished(self) -> bool:
@@ -104,29 +107,43 @@ class Epoch:
         claims = -(-self.feed.claimable // self._claim_size.current)
         return claims + len(self._left_over)
 
+    def _take_left_over(self) -> Claim | None:
+        """An empty claim, with the batches that wait to be collated."""
+        if not self._left_over:
+            return None
+        completed, self._left_over = self._left_over, []
+        return Claim(Block(0, (), 1), 0, 0, completed)
+
     def claim(self) -> Claim | None:
         """Tickets for an idle worker; None: there are none to be had now."""
-        if self._left_over:
-            completed, self._left_over = self._left_over, []
-            return Claim(Block(0, (), 1), 0, 0, completed)
-        return self.feed.claim(self._claim_size.next())
+        return self._take_left_over() or self.feed.claim(self._claim_size.next())
 
-    def settle(self, block: Block, row: int, samples: list[Any], seconds: float) -> list[Batch]:
-        """The tickets from `row` on became `samples`, in `seconds` of work; returns the batches
-        that these complete."""
-        self._claim_size.observe(len(samples), seconds)
+    def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
+        """`tickets` tickets took `costs` seconds together, step by step."""
+        self._claim_size.observe(tickets, sum(costs))
+
+    def settle(self, block: Block, row: int, samples: list[Any]) -> list[Batch]:
+        """The tickets from `row` on became `samples`; returns the batches that these complete."""
         completed: list[Batch] = []
-        if samples and self._decide(block, row, len(samples)):
-            first = 0
-            for batch, place, count in self._builder.place(block, row, len(samples)):
+        for start, stop in self._undecided(block, row, row + len(samples)):
+            self._decide(block, start, stop - start)
+            first = start - row
+            for batch, place, count in self._builder.place(block, start, stop - start):
                 self._fill(block, batch, place, samples[first : first + count], completed)
                 first += count
         return completed + self._complete_last()
 
-    def place(self, block: Block, row: int, seconds: float) -> tuple[Batch, int] | None:
+    def _undecided(self, block: Block, start: int, stop: int) -> list[tuple[int, int]]:
+        """The runs of rows, from `start` up to `stop`, whose tickets nobody has decided."""
+        if self.abandoned or start == stop:
+            return []
+        if not any(block.settled[start:stop]):
+            return [(start, stop)]
+        return [(row, row + 1) for row in range(start, stop) if not block.settled[row]]
+
+    def place(self, block: Block, row: int) -> tuple[Batch, int] | None:
         """As `settle`, for one sample that is yet to be written to the place returned. `fill`
         must follow. None: the result came too late."""
-        self._claim_size.observe(1, seconds)
         if not self._decide(block, row, 1):
             return None
         batch, place, _ = self._builder.place(block, row, 1)[0]
@@ -143,12 +160,44 @@ class Epoch:
         if not self._decide(block, row, 1):
             return []
         self._unfilled -= 1
+        self.failed += 1
         batch = self._builder.fail(block, row, error)
         # What was finished of a lost batch is not kept: neither its memory nor its places.
         self.feed.leave_window((batch.held + 1) * block.unit)
         batch.forget_samples()
         self._report(block, batch)
         return self._complete_last()
+
+    def skip(self, block: Block, row: int) -> list[Batch]:
+        """The ticket of `row` failed and its sample is left out; returns the batches that this
+        completes."""
+        if not self._decide(block, row, 1):
+            return []
+        self._unfilled -= 1
+        self.failed += 1
+        self.feed.leave_window(block.unit)
+        self.feed.account_for(block.unit)
+        batch = block.batch
+        if batch is None:
+            if self.finished:
+                self.delivery.wake()
+            return self._complete_last()
+        if batch.lost:
+            # Its size is accounted for when its failure is delivered.
+            self.feed.account_for(-block.unit)
+            self._report(block, batch)
+            return []
+        batch.skip(row)
+        return [] if batch.missing else [batch]
+
+    def expire(self, block: Block, row: int) -> bool:
+        """The ticket of `row` will be decided otherwise than by its result: what comes of it is
+        dropped until it is reopened. False: it is decided already."""
+        return self._decide(block, row, 1)
+
+    def reopen(self, block: Block, row: int) -> None:
+        """The ticket of `row`, which has expired, can be decided."""
+        block.settled[row] = 0
 
     def _decide(self, block: Block, row: int, count: int) -> bool:
         """The one state change that makes tickets count; False: somebody else's result did."""

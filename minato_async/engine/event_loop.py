@@ -51,6 +51,10 @@ class EventLoopThread:
         """Run `callback` on the loop. The caller must know that `main` has not returned yet."""
         self._loop.call_soon_threadsafe(callback)
 
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Run `callback` on the loop after `seconds`. On the loop only."""
+        self._loop.call_later(seconds, callback)
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for the thread to end; True if it has."""
         if self._thread is threading.current_thread():

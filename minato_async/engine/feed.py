@@ -70,8 +70,10 @@ class Feed:
     def __init__(self, window: int) -> None:
         self._window = window
         self._blocks: deque[Block] = deque()
+        self._returned: deque[tuple[Block, int, int]] = deque()
         self._position = 0
-        self._unclaimed = 0
+        #: Tickets drawn and not claimed.
+        self.unclaimed = 0
         #: Samples claimed, and neither delivered nor lost.
         self.in_window = 0
         #: Samples drawn, and neither delivered nor lost.
@@ -84,28 +86,32 @@ class Feed:
         block = Block(self._position, indices, unit, repeats)
         self._position += block.samples
         self.outstanding += block.samples
-        self._unclaimed += len(indices) or 1
+        self.unclaimed += len(indices) or 1
         self._blocks.append(block)
         return block
 
     @property
     def claimable(self) -> int:
         """Tickets that could be claimed now; an empty batch counts as one."""
+        if self._returned:
+            return self.unclaimed
         if not self._blocks:
             return 0
         block = self._blocks[0]
         room = (max(self._window, block.samples) - self.in_window) // block.unit
-        return max(0, min(self._unclaimed, room))
+        return max(0, min(self.unclaimed, room))
 
     def claim(self, most: int) -> Claim | None:
         """Take up to `most` tickets of the oldest block that has any; None: there are none, or
         the window is full. An empty batch gives an empty claim, so that it is collated."""
+        if self._returned:
+            return self._claim_returned(most)
         while self._blocks:
             block = self._blocks[0]
             left = len(block.indices) - block.next_row
             if block.batch is not None and (block.batch.lost or not block.indices):
                 self._blocks.popleft()
-                self._unclaimed -= left or 1
+                self.unclaimed -= left or 1
                 if block.batch.lost:
                     continue  # do not load the rest of a batch that will not be
                 return Claim(block, 0, 0, (block.batch,))
@@ -115,12 +121,28 @@ class Feed:
                 return None
             start = block.next_row
             block.next_row += count
-            self._unclaimed -= count
+            self.unclaimed -= count
             self.in_window += count * block.unit
             if count == left:
                 self._blocks.popleft()
             return Claim(block, start, start + count)
         return None
+
+    def put_back(self, block: Block, start: int, stop: int) -> None:
+        """The rows from `start` up to `stop` were claimed and not begun: the next to be claimed."""
+        self._returned.append((block, start, stop))
+        self.unclaimed += stop - start
+        self.in_window -= (stop - start) * block.unit
+
+    def _claim_returned(self, most: int) -> Claim:
+        # They had their place in the window, and it is still theirs.
+        block, start, stop = self._returned.popleft()
+        if stop - start > most:
+            self._returned.appendleft((block, start + most, stop))
+            stop = start + most
+        self.unclaimed -= stop - start
+        self.in_window += (stop - start) * block.unit
+        return Claim(block, start, stop)
 
     @property
     def window(self) -> int:
@@ -140,4 +162,5 @@ class Feed:
 
     def clear(self) -> None:
         self._blocks.clear()
-        self._unclaimed = 0
+        self._returned.clear()
+        self.unclaimed = 0

@@ -2,141 +2,415 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minato_async.checkpoint import SampleCancelled
+from minato_async.checkpoint import SampleCancelled, current
 from minato_async.engine.batches import Batch
-from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
-from minato_async.engine.loading import Sync
-from minato_async.engine.recipe import BoundRecipe, Recipe, RowWriter
+from minato_async.engine.lanes import Sample
+from minato_async.engine.recipe import BoundRecipe
 from minato_async.errors import name_batch, name_sample
-from minato_async.executors.base import Job, Worker
+from minato_async.executors.base import Worker
+
+if TYPE_CHECKING:
+    from minato_async.engine.map_epoch import MapEpoch
+
+#: Seconds that a worker waits at a checkpoint for its place in the slow lane. Bounded, because
+#: the sample may hold a lock that the samples which overtake it need.
+PARKING = 1.0
 
 
-class MapEpoch(Epoch):
-    """The epoch of a map-style dataset, with the recipe for its samples and batches."""
+class SampleJob:
+    """Running samples of one epoch on one worker. Base of the jobs of both lanes."""
 
-    def __init__(self, recipe: Recipe, order: Order, window: int | None, sync: Sync) -> None:
-        super().__init__(order, window, sync.due)
-        self._recipe = recipe
-        self._sync = sync
-
-    def next_job(self) -> Job | None:
-        claim = self.claim()
-        return None if claim is None else ClaimJob(claim, self, self._recipe, self._sync)
-
-
-class ClaimJob:
-    """One claim of one epoch, to be run by the worker that took it."""
-
-    __slots__ = ("_block", "_claim", "_due", "_epoch", "_lock", "_recipe", "_row", "_samples")
-
-    def __init__(self, claim: Claim, epoch: Epoch, recipe: Recipe, sync: Sync) -> None:
-        self._claim = claim
-        self._block = claim.block
+    def __init__(self, epoch: MapEpoch) -> None:
         self._epoch = epoch
-        self._recipe = recipe
-        self._lock = sync.lock
-        self._due = sync.due
-        self._row = claim.start
-        self._samples: list[Any] = []
-
-    def describe(self) -> str:
-        row = self._row + len(self._samples)
-        if row >= self._claim.stop:
-            return "collating a batch"
-        return f"sample index {self._block.indices[row]!r}"
+        self._recipe = epoch.recipe
+        self._lock = epoch.sync.lock
+        self._due = epoch.sync.due
+        #: The sample is known to be slow, and its worker counted in the slow lane.
+        self.slow = False
+        #: `perf_counter()` when the running step began, moved on by what it was parked.
+        self.began = perf_counter()
+        #: Seconds in earlier steps of the running sample.
+        self.cost = 0.0
+        #: The worker is inside a step.
+        self._inside = False
 
     def run(self, worker: Worker) -> None:
         bound = self._recipe.bind(worker)
-        bound.context.run(self._run, bound, worker.name)
+        current.job = self
+        try:
+            bound.context.run(self._run, bound, worker.name)
+        finally:
+            current.job = None
+            if self.slow:
+                with self._lock:
+                    self._epoch.lanes.slow_running -= 1
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
-        claim, epoch, block = self._claim, self._epoch, self._block
-        for batch in claim.completed:
-            self._collate(batch, bound, worker)
-        while self._row < claim.stop and not epoch.abandoned:
-            began = perf_counter()
-            failure = self._fetch(bound, worker)
-            completed = self._settle(perf_counter() - began)
-            if failure is not None:
-                with self._lock:
-                    completed += epoch.fail(block, self._row, failure)
-                self._due.ring()
-                self._row += 1
-                # Its traceback refers to this frame.
-                del failure
-            for batch in completed:
-                self._collate(batch, bound, worker)
+        raise NotImplementedError
 
-    def _fetch(self, bound: BoundRecipe, worker: str) -> BaseException | None:
-        """Run the tickets that are left, up to the first that fails; returns its failure. This
-        loop is what a trivial sample costs."""
-        fetch, streams, append = bound.fetch, bound.streams, self._samples.append
-        streams.begin(self._seed)
-        first = row = self._row
-        try:
-            for row, index in enumerate(self._block.indices[first : self._claim.stop], first):
-                streams.ticket = row
-                append(fetch(index))
-        except BaseException as error:
-            if isinstance(error, SampleCancelled) and self._epoch.abandoned:
-                raise
-            return name_sample(error, self._block.indices[row], self._recipe.step, worker)
-        return None
+    # Steps
 
-    def _seed(self, row: int) -> int:
-        block = self._block
-        repeat = block.repeats[row] if block.repeats else 0
-        return self._recipe.seed(block.indices[row], repeat, block.first + row)
+    def _run_steps(self, sample: Sample, steps: Sequence[Callable[[Any], Any]]) -> bool:
+        """Run what is left of `sample`; False if it turned out to be slow between two steps."""
+        threshold = self._epoch.threshold
+        while True:
+            self.cost, self.began, self._inside = sample.cost, perf_counter(), True
+            try:
+                sample.value = steps[sample.step](sample.value)
+            finally:
+                self._inside = False
+            spent = perf_counter() - self.began
+            sample.cost += spent
+            sample.costs.append(spent)
+            sample.step += 1
+            if sample.step == len(steps):
+                return True
+            if sample.cost > threshold.seconds and self._may_divert():
+                return False
 
-    def _settle(self, seconds: float) -> list[Batch]:
-        """Give the samples just run their places; returns the batches that they complete."""
-        block, row, samples = self._block, self._row, self._samples
-        self._row, self._samples = row + len(samples), []
-        writer = self._recipe.row_writer
-        if len(samples) == 1 and writer is not None and writer.pays(samples[0]):
-            return self._write(block, row, samples[0], seconds, writer)
+    def _may_divert(self) -> bool:
+        return not self.slow and self._epoch.diverts
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the running sample has cost so far; 0 between samples. Any thread."""
+        return self.cost + perf_counter() - self.began if self._inside else 0.0
+
+    def hand_off(self) -> bool:
+        if not self._inside:
+            return False
+        if not self.slow:
+            self._become_slow()
+        return True
+
+    def expire(self, seconds: float) -> bool:
+        """As `hand_off`, and the running sample has failed."""
+        ticket = self._stuck_in()
+        if ticket is None:
+            return False
+        block, row = ticket
+        error = TimeoutError(
+            f"sample index {block.indices[row]!r} took longer than sample_timeout={seconds} s"
+        )
+        if not self._epoch.expire_with(block, row, error):
+            return False
+        if self.slow:
+            self.slow = False
+            self._epoch.lanes.slow_running -= 1
+        return True
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        """Under the lock: the ticket whose step the worker is in; None if it came out after
+        all."""
+        raise NotImplementedError
+
+    def checkpoint(self) -> None:
+        """In the middle of a step: end it if nobody waits for it; let others go first if it is
+        slow."""
+        epoch = self._epoch
+        if epoch.abandoned:
+            raise SampleCancelled
+        if self._may_divert() and self.elapsed > epoch.threshold.seconds:
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        epoch, slots = self._epoch, self._epoch.sync.slots
         with self._lock:
-            completed = self._epoch.settle(block, row, samples, seconds)
+            self._become_slow()
+            # With a core to spare, or nothing else to run, waiting would help nobody.
+            if slots.cores_idle or slots.free or not epoch.feed.claimable:
+                return
+            if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
+                return
+            parked = epoch.lanes.park()
+            epoch.wake_for_work()
         self._due.ring()
-        return completed
-
-    def _write(
-        self, block: Block, row: int, sample: Any, seconds: float, writer: RowWriter
-    ) -> list[Batch]:
-        """Write one sample straight into its row of the batch. Samples cheap enough to be claimed
-        by the batch do not come here: their batch is one worker's work either way."""
+        epoch.sync.staff()
+        began = perf_counter()
+        parked.bell.wait(PARKING)
         with self._lock:
-            placed = self._epoch.place(block, row, seconds)
+            epoch.lanes.unpark(parked)
+        self.began += perf_counter() - began
+        if epoch.abandoned:
+            raise SampleCancelled
+
+    def _become_slow(self) -> None:
+        """Under the lock: the worker of this job is in the slow lane from now on."""
+        self.slow = True
+        self._epoch.lanes.slow_running += 1
+
+    # Outcomes
+
+    def _settle_one(self, block: Block, row: int, value: Any) -> list[Batch]:
+        """Give one sample its place; returns the batches that it completes."""
+        writer, epoch = self._recipe.row_writer, self._epoch
+        if writer is None or not writer.pays(value):
+            with self._lock:
+                completed = epoch.settle(block, row, [value])
+            self._due.ring()
+            return completed
+        # Straight into its row of the batch, so that the copying is shared out among workers.
+        with self._lock:
+            placed = epoch.place(block, row)
             if placed is None:
                 return []
             batch, place = placed
             if batch.rows is None:
                 batch.rows = writer.rows(batch.size)
             rows = batch.rows
-        written = rows.write(place, sample)
+        written = rows.write(place, value)
         with self._lock:
-            completed = self._epoch.fill(block, batch, place, written)
+            completed = epoch.fill(block, batch, place, written)
         self._due.ring()
         return completed
+
+    def _fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+        """Do with a failed sample what the user asked for: raise, skip, or replace it."""
+        handler = self._recipe.on_error
+        replacement: Any = None
+        if callable(handler):
+            try:
+                replacement = handler(block.indices[row], error)
+            except BaseException as raised:
+                error = raised
+            else:
+                return self._settle_one(block, row, replacement)
+        with self._lock:
+            if handler == "skip":
+                completed = self._epoch.skip_failed(block, row, error)
+            else:
+                completed = self._epoch.fail(block, row, error)
+        self._due.ring()
+        return completed
+
+    def _named(self, error: BaseException, block: Block, row: int, step: int, worker: str) -> Any:
+        if isinstance(error, SampleCancelled) and self._epoch.abandoned:
+            raise error
+        return name_sample(error, block.indices[row], self._recipe.step_name(step), worker)
+
+    def _collate_all(self, completed: Sequence[Batch], bound: BoundRecipe, worker: str) -> None:
+        for batch in completed:
+            self._collate(batch, bound, worker)
 
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
         failure: BaseException | None = None
         bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0, 0))
         bound.streams.ticket = batch
+        current.job = None
+        if batch.holes:
+            batch.close_holes()
         try:
             collate = bound.collate if batch.rows is None else batch.rows.collate
-            content = bound.finish(collate(batch.samples))
+            if not batch.void:
+                content = bound.finish(collate(batch.samples))
         except BaseException as error:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
             failure = name_batch(error, batch.indices, batch.samples, worker)
+        finally:
+            current.job = self
         # Here and not under the lock: freeing takes time, and a finalizer is user code.
         batch.samples, batch.rows = [None] * batch.size, None
         with self._lock:
             self._epoch.collated(batch, content, failure)
         self._due.ring()
+
+    def _seed_of(self, block: Block) -> Callable[[int], int]:
+        def seed(row: int) -> int:
+            repeat = block.repeats[row] if block.repeats else 0
+            return self._recipe.seed(block.indices[row], repeat, block.first + row)
+
+        return seed
+
+
+class ClaimJob(SampleJob):
+    """The fast lane: one claim, run by the worker that took it."""
+
+    def __init__(self, claim: Claim, epoch: MapEpoch) -> None:
+        super().__init__(epoch)
+        self._claim = claim
+        self._block = claim.block
+        # Tickets not started yet, the next one last. Whoever pops one owns it: the worker, or
+        # whoever takes over what it cannot come to.
+        self._pending = list(range(claim.stop - 1, claim.start - 1, -1))
+        #: Finished samples that have no place yet, in order, from row `_first` on.
+        self._samples: list[Any] = []
+        self._first = claim.start
+        self._stop = claim.stop
+
+    def describe(self) -> str:
+        # The worker is in the ticket before those that are pending, the last of which is next.
+        following = self._pending[-1:] or [self._stop]
+        row = following[0] - 1
+        return f"sample index {self._block.indices[row]!r}" if row >= 0 else "collating a batch"
+
+    def _run(self, bound: BoundRecipe, worker: str) -> None:
+        self._collate_all(self._claim.completed, bound, worker)
+        bound.streams.begin(self._seed_of(self._block))
+        while self._pending and not self._epoch.abandoned:
+            if len(bound.steps) == 1:
+                self._run_tickets(bound, worker)
+            else:
+                self._run_ticket(bound, worker)
+
+    def _run_tickets(self, bound: BoundRecipe, worker: str) -> None:
+        """Run tickets of a single step up to the end, or the first that fails. This loop is what
+        a trivial sample costs: so it is timed as a whole, and the samples settled in one go."""
+        block, indices, streams = self._block, self._block.indices, bound.streams
+        fetch, append, take = bound.steps[0], self._samples.append, self._pending.pop
+        failure: BaseException | None = None
+        row = first = self._first = self._pending[-1]
+        self.cost, self.began, self._inside = 0.0, perf_counter(), True
+        try:
+            while True:
+                try:
+                    row = take()
+                except IndexError:
+                    break
+                streams.ticket = row
+                append(fetch(indices[row]))
+        except BaseException as error:
+            failure = self._named(error, block, row, 0, worker)
+        finally:
+            self._inside = False
+        completed = self._settle_finished(row + 1 - first, perf_counter() - self.began)
+        if failure is not None:
+            completed += self._fail(block, row, failure)
+            # Its traceback refers to this frame.
+            del failure
+        self._collate_all(completed, bound, worker)
+
+    def _settle_finished(self, tickets: int, seconds: float) -> list[Batch]:
+        """Give the finished samples their places, having run `tickets` in `seconds`."""
+        with self._lock:
+            self._epoch.observe([seconds], tickets)
+            row, samples = self._take_finished()
+            if len(samples) != 1:
+                completed = self._epoch.settle(self._block, row, samples)
+        if len(samples) == 1:
+            return self._settle_one(self._block, row, samples.pop())
+        self._due.ring()
+        return completed
+
+    def _take_finished(self) -> tuple[int, list[Any]]:
+        """Under the lock: the samples that are finished and have no place, and the first's row."""
+        row, samples = self._first, self._samples[:]
+        del self._samples[: len(samples)]
+        self._first += len(samples)
+        return row, samples
+
+    def _run_ticket(self, bound: BoundRecipe, worker: str) -> None:
+        """Run one ticket of several steps, or as many of them as it takes to find that it is
+        slow."""
+        try:
+            row = self._pending.pop()
+        except IndexError:  # taken over
+            return
+        block, epoch = self._block, self._epoch
+        self._first = bound.streams.ticket = row
+        sample = Sample(block, row, block.indices[row])
+        try:
+            finished = self._run_steps(sample, bound.steps)
+        except BaseException as error:
+            failure = self._named(error, block, row, sample.step, worker)
+            self._collate_all(self._fail(block, row, failure), bound, worker)
+            return
+        if finished:
+            with self._lock:
+                epoch.observe(sample.costs)
+            completed = self._settle_one(block, row, sample.value)
+            # While a batch is collated, nothing here keeps what already has its place.
+            del sample
+            self._collate_all(completed, bound, worker)
+        else:
+            sample.stream = bound.streams.detach()
+            with self._lock:
+                epoch.lanes.divert(sample)
+                epoch.wake_for_work()
+            self._due.ring()
+
+    def _become_slow(self) -> None:
+        super()._become_slow()
+        self.hand_over_rest()
+
+    def hand_over_rest(self) -> int:
+        """Under the lock: the running ticket takes long. What stands behind it goes back to the
+        feed, and what is finished before it gets its place. Returns the row it must be."""
+        epoch = self._epoch
+        rows = []
+        while self._pending:
+            try:
+                rows.append(self._pending.pop(0))
+            except IndexError:  # the worker was faster
+                break
+        running = min(rows, default=self._stop) - 1
+        if rows:
+            epoch.feed.put_back(self._block, running + 1, self._stop)
+            self._stop = running + 1
+        epoch.leave_to_collate(epoch.settle(self._block, *self._take_finished()))
+        return running
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        # From here on the worker cannot begin another ticket.
+        row = self.hand_over_rest()
+        return (self._block, row) if self._inside else None
+
+
+class SlowJob(SampleJob):
+    """The slow lane: what is left of one diverted sample."""
+
+    def __init__(self, sample: Sample, epoch: MapEpoch) -> None:
+        super().__init__(epoch)
+        self._sample = sample
+        self.slow = True
+
+    def describe(self) -> str:
+        return f"slow sample index {self._sample.block.indices[self._sample.row]!r}"
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        return (self._sample.block, self._sample.row) if self._inside else None
+
+    def _run(self, bound: BoundRecipe, worker: str) -> None:
+        sample, epoch = self._sample, self._epoch
+        block, row = sample.block, sample.row
+        bound.streams.begin(self._seed_of(block))
+        bound.streams.ticket = row
+        bound.streams.attach(sample.stream)
+        try:
+            self._run_steps(sample, bound.steps)
+        except BaseException as error:
+            failure = self._named(error, block, row, sample.step, worker)
+            self._collate_all(self._fail(block, row, failure), bound, worker)
+            return
+        with self._lock:
+            epoch.observe(sample.costs)
+        value, sample.value = sample.value, None
+        self._collate_all(self._settle_one(block, row, value), bound, worker)
+
+
+class FailedJob(SampleJob):
+    """What is to be done about a sample that was not waited for any longer."""
+
+    def __init__(self, block: Block, row: int, error: BaseException, epoch: MapEpoch) -> None:
+        super().__init__(epoch)
+        self._block, self._row, self._error = block, row, error
+
+    def describe(self) -> str:
+        return f"the failure of sample index {self._block.indices[self._row]!r}"
+
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        return None
+
+    def _run(self, bound: BoundRecipe, worker: str) -> None:
+        block, row = self._block, self._row
+        step = self._recipe.step_name(0)
+        error = name_sample(self._error, block.indices[row], step, worker)
+        with self._lock:
+            self._epoch.reopen(block, row)
+        self._collate_all(self._fail(block, row, error), bound, worker)

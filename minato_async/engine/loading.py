@@ -10,7 +10,9 @@ from typing import Protocol
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
+from minato_async.engine.slots import Slots
 from minato_async.executors.base import Job
+from minato_async.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class Sync:
     due: DueBells
     #: Adds to `due` the bells of as many idle workers, if there are so many.
     wake_workers: Callable[[int], None]
+    #: Who may run steps.
+    slots: Slots
+    #: Has the event loop start the threads that `slots` asks for.
+    staff: Callable[[], None]
 
 
 class Loading(Protocol):
@@ -39,6 +45,21 @@ class Loading(Protocol):
     @property
     def jobs_waiting(self) -> int:
         """About as many workers as could find a job now: so many idle ones are woken."""
+
+    @property
+    def stuck_after(self) -> float:
+        """Seconds of cost after which a worker may be stuck in its sample; infinite: never."""
+
+    @property
+    def finished_samples(self) -> int:
+        """Samples that workers have finished so far."""
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Batches complete and not taken by the consumer, and how many there may be."""
+
+    def stats(self) -> Stats:
+        """What is known of its state."""
 
     def next_job(self) -> Job | None:
         """Work for an idle worker; None: there is none to be had now."""

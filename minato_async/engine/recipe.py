@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Protocol
 
 from minato_async.executors.base import Worker
+
+#: "raise", "skip", or a function of the index and the error that returns a sample instead.
+OnError = str | Callable[[Any, BaseException], Any]
 
 
 class Rows(Protocol):
@@ -41,13 +44,19 @@ class Streams(Protocol):
     def begin(self, resolve: Callable[[Any], int]) -> None:
         """What follows are other tickets. `resolve` gives the seed of one, at its first draw."""
 
+    def detach(self) -> Any:
+        """The state of the running sample's stream, which goes on elsewhere."""
+
+    def attach(self, state: Any) -> None:
+        """Go on with a stream that was detached, for the ticket announced last."""
+
 
 class BoundRecipe(Protocol):
     """A recipe in the hands of one worker, for one epoch."""
 
     @property
-    def fetch(self) -> Callable[[Any], Any]:
-        """Makes the sample of an index."""
+    def steps(self) -> Sequence[Callable[[Any], Any]]:
+        """What makes a sample of an index: the dataset, then each transform."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
@@ -68,9 +77,12 @@ class BoundRecipe(Protocol):
 class Recipe(Protocol):
     """How a ticket's index becomes a sample and how samples become a batch."""
 
+    def step_name(self, step: int) -> str:
+        """Names a step in error messages."""
+
     @property
-    def step(self) -> str:
-        """Names the step `fetch` in error messages."""
+    def on_error(self) -> OnError:
+        """What to do with a failed sample."""
 
     @property
     def row_writer(self) -> RowWriter | None:

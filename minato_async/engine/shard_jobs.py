@@ -10,6 +10,7 @@ import torch
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
+from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
 from minato_async.engine.recipe import Streams
@@ -36,7 +37,7 @@ class IterableEpoch(ShardedEpoch):
         self._recipe = recipe
 
     def next_job(self) -> Job | None:
-        source = self.claim()
+        source = self.claim() if self._sync.slots.free else None
         return None if source is None else ReadJob(source, self, self._recipe, self._sync)
 
     def abandon(self) -> Sequence[Job]:
@@ -47,7 +48,7 @@ class IterableEpoch(ShardedEpoch):
         return jobs
 
 
-class ReadJob:
+class ReadJob(UnwatchedJob):
     """The next batch of one shard, by the worker that occupies the shard to read it."""
 
     __slots__ = ("_collating", "_epoch", "_recipe", "_source", "_sync")
@@ -147,7 +148,7 @@ class ReadJob:
         self._sync.due.ring()
 
 
-class ReleaseShard:
+class ReleaseShard(UnwatchedJob):
     """Lets go of an iterator that an abandoned epoch leaves open."""
 
     __slots__ = ("_epoch", "_source", "_sync")
@@ -164,7 +165,7 @@ class ReleaseShard:
         _release(self._source, self._epoch, self._sync)
 
 
-class ReleaseBatches:
+class ReleaseBatches(UnwatchedJob):
     """Lets go of batches that nobody will take."""
 
     __slots__ = ("_batches",)

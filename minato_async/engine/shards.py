@@ -7,6 +7,7 @@ is told to be worker s of n. Its thread is whichever worker is free. The caller 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
+from minato_async.stats import Stats
 
 
 class Shard:
@@ -127,6 +129,8 @@ class ShardedEpoch:
         self._places = recipe.batch_size or 1
         self._window = sys.maxsize if window is None else max(window, self._places)
         self._in_window = 0
+        #: Samples read so far.
+        self.finished_samples = 0
         self._sync = sync
         #: Shards that have not ended, and batches being read, or read and not delivered.
         self._unended = len(self._passes)
@@ -135,6 +139,22 @@ class ShardedEpoch:
         self.abandoned = False
 
     # What the consumer does
+
+    @property
+    def stuck_after(self) -> float:
+        return math.inf  # what a shard costs is not known sample by sample
+
+    def stats(self) -> Stats:
+        return Stats(
+            in_window=self._in_window,
+            window=self._window,
+            ready_batches=self.delivery.ready,
+            finished=self.finished_samples,
+        )
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        return self.delivery.ready, min(self._ahead, self._window) * len(self._passes)
 
     def pop(self) -> Batch | None:
         batch = self.delivery.pop()
@@ -204,6 +224,7 @@ class ShardedEpoch:
             self._leave(source, self._places)
         else:
             source.rounds += 1
+            self.finished_samples += batch.held
             self._in_window -= self._places - batch.held
             if self._keeps_order:
                 source.in_turn.append(batch)

@@ -17,12 +17,28 @@ class Worker(Protocol):
         """Told to user code as the worker's id: the smallest that no other worker has."""
 
     @property
+    def native_id(self) -> int:
+        """The operating system's id of the thread, or of the process."""
+
+    @property
     def retiring(self) -> bool:
         """True once the executor has asked this worker to end after its current job."""
 
 
 class Job(Protocol):
     """A piece of work that one worker runs from beginning to end."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of cost of the running sample so far; 0 if there is none. Any thread."""
+
+    def hand_off(self) -> bool:
+        """Its worker is stuck in one step: give away what stands behind it. False if it is not
+        stuck after all. The caller holds the engine's lock."""
+
+    def expire(self, seconds: float) -> bool:
+        """The running sample has failed, having cost more than `seconds`. False if it has come
+        to an end after all. The caller holds the engine's lock."""
 
     def describe(self) -> str:
         """What is being done now, in a few words. Any thread, while the job runs."""
@@ -56,6 +72,9 @@ class Executor(Protocol):
 
     def resize(self, size: int) -> None:
         """Start workers, or let surplus ones end after their current job. Any thread."""
+
+    def give_up(self, worker: Worker) -> None:
+        """Do not count on `worker` any more: it ends after its current job, whenever that is."""
 
     def close(self) -> None:
         """Let every worker end after its current job, without waiting. Idempotent, any thread."""

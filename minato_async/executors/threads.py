@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from minato_async.checkpoint import SampleCancelled
-from minato_async.executors.base import JobSource
+from minato_async.executors.base import JobSource, Worker
 
 
 class ThreadWorker:
@@ -25,7 +26,13 @@ class ThreadWorker:
         self.name = f"minato-worker-{number}"
         self.retiring = False
         self.ended = False
+        #: Nobody waits for its end: it is stuck.
+        self.given_up = False
         self.thread = threading.Thread(target=main, args=(self,), name=self.name, daemon=True)
+
+    @property
+    def native_id(self) -> int:
+        return self.thread.native_id or 0
 
 
 class ThreadExecutor:
@@ -48,6 +55,7 @@ class ThreadExecutor:
         self._lock = threading.Lock()
         self._workers: list[ThreadWorker] = []
         self._closed = False
+        self._over = False
 
     @property
     def size(self) -> int:
@@ -86,6 +94,15 @@ class ThreadExecutor:
                 self._end(worker)
                 self._source.worker_failed(worker, error)
 
+    def give_up(self, worker: Worker) -> None:
+        with self._lock:
+            for mine in self._workers:
+                if mine is worker:
+                    mine.retiring = mine.given_up = True
+            last = self._is_last()
+        if last:
+            self._on_all_ended()
+
     def close(self) -> None:
         with self._lock:
             if self._closed:
@@ -93,10 +110,17 @@ class ThreadExecutor:
             self._closed = True
             for worker in self._workers:
                 worker.retiring = True
-            all_ended = all(worker.ended for worker in self._workers)
+            last = self._is_last()
         self._source.wake()
-        if all_ended:
+        if last:
             self._on_all_ended()
+
+    def _is_last(self) -> bool:
+        """Whether, for the first time, nobody is left to wait for."""
+        if self._over or not (self._closed and all(w.ended or w.given_up for w in self._workers)):
+            return False
+        self._over = True
+        return True
 
     def join(self, timeout: float | None = None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -130,7 +154,9 @@ class ThreadExecutor:
         try:
             with self._setup(worker):
                 while (job := self._source.take(worker)) is not None:
-                    job.run(worker)
+                    # Nobody waits for the result of a sample that is cancelled.
+                    with contextlib.suppress(SampleCancelled):
+                        job.run(worker)
                     # A finished job holds its samples: an idle worker must not keep them.
                     del job
         except SampleCancelled:
@@ -143,6 +169,6 @@ class ThreadExecutor:
     def _end(self, worker: ThreadWorker) -> None:
         with self._lock:
             worker.ended = True
-            last = self._closed and all(worker.ended for worker in self._workers)
+            last = self._is_last()
         if last:
             self._on_all_ended()

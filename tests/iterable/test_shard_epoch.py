@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from minato_async.engine.bell import DueBells
 from minato_async.engine.loading import Sync
 from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.engine.slots import Slots
 
 from .datasets import in_turn, name
 
@@ -32,7 +33,7 @@ def epoch_over(
     wake: Callable[[int], None] = nothing,
 ) -> ShardedEpoch:
     recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True)
-    sync = Sync(threading.Lock(), DueBells(), wake)
+    sync = Sync(threading.Lock(), DueBells(), wake, Slots(100, 100), lambda: None)
     return ShardedEpoch(
         [Shard(s, None, None) for s in range(shards)], recipe, in_order, ahead, window, sync
     )

@@ -206,7 +206,8 @@ class EpochMachine(RuleBasedStateMachine):
     def settle_rows(self, work: Work, count: int) -> None:
         block, row = work.claim.block, work.row
         samples = list(block.indices[row : row + count])
-        self.to_collate += self.epoch.settle(block, row, samples, 0.001 * count)
+        self.epoch.observe([0.001 * count], count)
+        self.to_collate += self.epoch.settle(block, row, samples)
         self.settled.update(samples)
         work.row += count
         self.move_on(work)
@@ -218,7 +219,7 @@ class EpochMachine(RuleBasedStateMachine):
         block, row = work.claim.block, work.row
         index = block.indices[row]
         # As jobs do, for what was run before the failure: here nothing.
-        self.to_collate += self.epoch.settle(block, row, [], 0.001)
+        self.to_collate += self.epoch.settle(block, row, [])
         self.to_collate += self.epoch.fail(block, row, Failed(index))
         self.settled[index] += 1
         if not self.abandoned:
@@ -232,7 +233,7 @@ class EpochMachine(RuleBasedStateMachine):
     def place(self, data: st.DataObject) -> None:
         work = self.some_work(data)
         block, row = work.claim.block, work.row
-        placed = self.epoch.place(block, row, 0.001)
+        placed = self.epoch.place(block, row)
         self.settled[block.indices[row]] += 1
         work.row += 1
         if placed is None:
@@ -264,7 +265,7 @@ class EpochMachine(RuleBasedStateMachine):
         row = list(block.indices).index(index)
         before = self.state()
         if data.draw(st.booleans()):
-            assert self.epoch.settle(block, row, ["late"], 0.001) == []
+            assert self.epoch.settle(block, row, ["late"]) == []
         else:
             assert self.epoch.fail(block, row, Failed("late")) == []
         assert self.state() == before
@@ -398,7 +399,8 @@ class Rings:
 def settle_all(epoch: Epoch, claim: Claim | None) -> list[Batch]:
     assert claim is not None
     block = claim.block
-    return epoch.settle(block, claim.start, list(block.indices[claim.start : claim.stop]), 1e-6)
+    epoch.observe([1e-6], claim.stop - claim.start)
+    return epoch.settle(block, claim.start, list(block.indices[claim.start : claim.stop]))
 
 
 def deliver(epoch: Epoch, batches: list[Batch]) -> list[Any]:
@@ -538,8 +540,8 @@ class TestAbandoned:
         claims = [epoch.claim() for _ in range(3)]
         block = claims[0].block  # type: ignore[union-attr]
         epoch.fail(block, 2, Failed("c"))
-        epoch.settle(block, 0, ["a"], 0.0)
-        placed = epoch.place(block, 1, 0.0)
+        epoch.settle(block, 0, ["a"])
+        placed = epoch.place(block, 1)
         assert placed is not None
         epoch.abandon()
         assert epoch.fill(block, *placed, "b") == []

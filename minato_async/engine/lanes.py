@@ -1,0 +1,120 @@
+"""The lanes: which samples are slow, and how many workers serve them.
+
+The fast lane takes tickets from the feed. The slow lane takes diverted samples, partly
+transformed, from the temp queue. Workers belong to neither: each asks for its next job, and the
+lanes decide which one it is. So an idle worker of either helps the other, and no core idles while
+any sample waits.
+
+Everything here is plain state: the caller holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from minato_async.engine.bell import Bell, DueBells
+from minato_async.engine.feed import Block
+from minato_async.engine.slots import Slots
+
+
+@dataclass(slots=True)
+class Sample:
+    """A sample on its way through the steps."""
+
+    block: Block
+    row: int
+    #: What the last step returned; before the first one, the index.
+    value: Any
+    #: The step to run next.
+    step: int = 0
+    #: Seconds spent inside steps so far.
+    cost: float = 0.0
+    #: The same, step by step.
+    costs: list[float] = field(default_factory=list)
+    #: Random state, while no worker runs the sample.
+    stream: Any = None
+
+
+class Parked:
+    """A worker that waits, inside a slow sample, for a place in the slow lane."""
+
+    __slots__ = ("bell", "granted")
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        #: It has its slot back.
+        self.granted = False
+
+
+class Lanes:
+    """The temp queue and the share of the workers that serve it."""
+
+    def __init__(self, slots: Slots, due: DueBells) -> None:
+        self._slots = slots
+        self._due = due
+        #: Slow samples that no worker is running, oldest first: parts of samples, and workers
+        #: parked inside one.
+        self.temp_queue: deque[Sample | Parked] = deque()
+        #: Workers running a sample that is known to be slow.
+        self.slow_running = 0
+        self.diverted = 0
+
+    def wants_worker(self, in_flight: int) -> bool:
+        """Whether the next idle worker should serve the slow lane, though tickets wait too.
+
+        The lane has one place, and more as its backlog grows: all but one when it is a quarter
+        of the samples `in_flight`. So the share settles where slow samples are finished as fast
+        as they come, and the window keeps room for fast ones.
+        """
+        return bool(self.temp_queue) and self.has_place(in_flight, self.slow_running + 1)
+
+    def has_place(self, in_flight: int, slow_running: int) -> bool:
+        """Whether the slow lane has places for `slow_running` workers."""
+        workers = self._slots.wanted + self._slots.handed_off
+        fraction = min(1.0, 4.0 * len(self.temp_queue) / max(1, in_flight))
+        return slow_running <= 1 + int(max(0, workers - 2) * fraction)
+
+    def divert(self, sample: Sample) -> None:
+        """`sample` is slow: it waits for the slow lane, its worker is free."""
+        self.diverted += 1
+        self.temp_queue.append(sample)
+
+    def resume(self) -> Sample | None:
+        """Let the oldest slow sample go on: it is returned for the calling worker to run, or a
+        parked worker gets the slot and None is returned."""
+        self.slow_running += 1
+        oldest = self.temp_queue.popleft()
+        if isinstance(oldest, Sample):
+            return oldest
+        self._grant(oldest)
+        return None
+
+    def park(self) -> Parked:
+        """The calling worker gives its slot up; `slow_running` counts it again once granted."""
+        parked = Parked()
+        self.temp_queue.append(parked)
+        self.slow_running -= 1
+        self._slots.parked += 1
+        return parked
+
+    def unpark(self, parked: Parked) -> None:
+        """`parked` goes on without having been granted a slot."""
+        if not parked.granted:
+            self.temp_queue.remove(parked)
+            self.slow_running += 1
+            self._grant(parked)
+
+    def _grant(self, parked: Parked) -> None:
+        parked.granted = True
+        self._slots.parked -= 1
+        self._due.add(parked.bell)
+
+    def clear(self) -> None:
+        """Drop the parts, and let parked workers find out that nobody waits for their sample."""
+        queue, self.temp_queue = self.temp_queue, deque()
+        for entry in queue:
+            if isinstance(entry, Parked):
+                self.slow_running += 1
+                self._grant(entry)

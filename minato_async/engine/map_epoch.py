@@ -1,0 +1,133 @@
+"""The epoch of a map-style dataset: its state, its lanes and its jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from minato_async.engine.batches import Batch
+from minato_async.engine.costs import RecentCosts
+from minato_async.engine.epoch import Epoch, Order
+from minato_async.engine.feed import Block
+from minato_async.engine.jobs import ClaimJob, FailedJob, SlowJob
+from minato_async.engine.lanes import Lanes
+from minato_async.engine.loading import Sync
+from minato_async.engine.recipe import Recipe
+from minato_async.engine.threshold import Threshold
+from minato_async.executors.base import Job
+from minato_async.stats import Stats
+
+
+class MapEpoch(Epoch):
+    """The epoch of a map-style dataset. The caller of every method holds the engine's lock."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        order: Order,
+        window: int | None,
+        threshold: Threshold,
+        sync: Sync,
+    ) -> None:
+        super().__init__(order, window, sync.due)
+        self.recipe = recipe
+        self.sync = sync
+        self.threshold = threshold
+        self.costs = RecentCosts()
+        self.lanes = Lanes(sync.slots, sync.due)
+        #: In order, what is slow is what everybody waits for: letting others go first would only
+        #: make them wait longer.
+        self.diverts = not order.by_position
+        #: Tickets that have expired, with nothing done about it yet.
+        self._failed: deque[tuple[Block, int, BaseException]] = deque()
+        #: (index, error) of samples that were skipped.
+        self.skipped: list[tuple[Any, BaseException]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Samples that may be claimed at once: the window, or all that is drawn."""
+        return min(self.feed.window, self.feed.outstanding)
+
+    @property
+    def stuck_after(self) -> float:
+        return self.threshold.stuck_after
+
+    @property
+    def finished_samples(self) -> int:
+        return self.threshold.observed
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        return self.delivery.ready, max(1, self.batches_ahead)
+
+    @property
+    def jobs_waiting(self) -> int:
+        return super().jobs_waiting + len(self.lanes.temp_queue) + len(self._failed)
+
+    def next_job(self) -> Job | None:
+        if (claim := self._take_left_over()) is not None:
+            return ClaimJob(claim, self)
+        while self.sync.slots.free:
+            if self._failed:
+                return FailedJob(*self._failed.popleft(), self)
+            if self.lanes.wants_worker(self.in_flight):
+                sample = self.lanes.resume()
+            elif (claim := self.claim()) is not None:
+                return ClaimJob(claim, self)
+            elif self.lanes.temp_queue:
+                sample = self.lanes.resume()
+            else:
+                return None
+            if sample is not None:
+                return SlowJob(sample, self)
+        return None
+
+    def wake_for_work(self) -> None:
+        self.sync.wake_workers(self.jobs_waiting)
+
+    def leave_to_collate(self, completed: Sequence[Batch]) -> None:
+        """Batches that the caller cannot collate: the next idle worker does."""
+        if completed:
+            self._left_over += completed
+        self.wake_for_work()
+
+    def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
+        super().observe(costs, tickets)
+        self.costs.observe(costs, tickets)
+        self.threshold.observe(sum(costs) / max(1, tickets), tickets)
+
+    def skip_failed(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+        """As `skip`, and remember which sample it was."""
+        if not block.settled[row]:
+            self.skipped.append((block.indices[row], error))
+        return self.skip(block, row)
+
+    def expire_with(self, block: Block, row: int, error: BaseException) -> bool:
+        """As `expire`; the next idle worker does what is to be done about `error`."""
+        if not self.expire(block, row):
+            return False
+        self._failed.append((block, row, error))
+        return True
+
+    def stats(self) -> Stats:
+        """What this epoch knows of its own state."""
+        return Stats(
+            slow_active=self.lanes.slow_running,
+            in_window=self.feed.in_window,
+            window=self.feed.window,
+            unclaimed=self.feed.unclaimed,
+            temp_queue=len(self.lanes.temp_queue),
+            ready_batches=self.delivery.ready,
+            threshold=self.threshold.seconds,
+            finished=self.threshold.observed,
+            diverted=self.lanes.diverted,
+            failed=self.failed,
+            skipped=tuple(self.skipped),
+            steps=self.costs.summary(self.recipe.step_name),
+        )
+
+    def abandon(self) -> Sequence[Job]:
+        left = super().abandon()
+        self.lanes.clear()
+        return left

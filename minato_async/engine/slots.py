@@ -1,0 +1,69 @@
+"""How many workers may run steps at once, and which do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from minato_async.executors.base import Job, Worker
+
+
+@dataclass(slots=True)
+class Running:
+    """A worker and the job it is running."""
+
+    worker: Worker
+    job: Job
+    #: `time.monotonic()` when it began.
+    since: float
+    #: It is stuck in one step: another worker was started in its place.
+    handed_off: bool = False
+
+
+class Slots:
+    """Counts the workers that run steps against the number wanted.
+
+    There may be more threads than slots: those that wait for a slot, those parked inside a slow
+    sample, which have given theirs up, and those that were handed off, which brought an extra one.
+
+    The caller holds the engine's lock.
+    """
+
+    def __init__(self, wanted: int, most: int) -> None:
+        #: Workers that the worker scheduler wants.
+        self.wanted = wanted
+        #: Threads that may run at once, handed off or not.
+        self.most = most
+        self.parked = 0
+        #: A core has nothing to do, as of the last look.
+        self.cores_idle = False
+        self.handed_off = 0
+        self.running: dict[str, Running] = {}
+
+    @property
+    def active(self) -> int:
+        """Workers inside steps."""
+        return len(self.running) - self.parked
+
+    @property
+    def free(self) -> bool:
+        """Whether one more worker may run steps."""
+        return self.active < min(self.wanted + self.handed_off, self.most)
+
+    @property
+    def threads(self) -> int:
+        """Threads needed for that."""
+        return min(self.wanted + self.handed_off, self.most) + self.parked
+
+    def enter(self, worker: Worker, job: Job) -> None:
+        self.running[worker.name] = Running(worker, job, time.monotonic())
+
+    def leave(self, worker: Worker) -> None:
+        """`worker` has no job any more."""
+        entry = self.running.pop(worker.name, None)
+        if entry is not None and entry.handed_off:
+            self.handed_off -= 1
+
+    def hand_off(self, entry: Running) -> None:
+        entry.handed_off = True
+        self.handed_off += 1

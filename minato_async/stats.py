@@ -1,0 +1,69 @@
+"""What a loader is doing: a snapshot of its queues, lanes, workers and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Recent costs of one step, in seconds of wall time inside it.
+
+    Samples that are claimed together are timed together: each counts with their mean.
+    """
+
+    name: str
+    samples: int
+    p50: float
+    p75: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of the epoch that the latest iterator of a loader is loading.
+
+    Taken under the engine's lock, so its numbers belong together. Counts are of this epoch.
+    """
+
+    #: Workers that the worker scheduler wants, workers inside a step, threads there are.
+    workers: int = 0
+    active: int = 0
+    threads: int = 0
+    #: Of the active ones, those that serve the slow lane.
+    slow_active: int = 0
+    #: Workers waiting, inside a slow sample, for a place in the slow lane.
+    parked: int = 0
+    #: Samples claimed and not delivered, and how many there may be.
+    in_window: int = 0
+    window: int = 0
+    #: Tickets drawn and not claimed.
+    unclaimed: int = 0
+    #: Slow samples that no worker is running.
+    temp_queue: int = 0
+    #: Batches complete and not taken.
+    ready_batches: int = 0
+    #: Bytes of tensors and arrays in those batches.
+    ready_bytes: int = 0
+    #: Seconds of cost after which a sample is slow; infinite before there is a threshold.
+    threshold: float = float("inf")
+    #: Samples finished; of these diverted between two steps; workers handed off.
+    finished: int = 0
+    diverted: int = 0
+    handed_off: int = 0
+    #: Samples that failed, and of these skipped: their indices and errors.
+    failed: int = 0
+    skipped: tuple[tuple[object, BaseException], ...] = ()
+    #: Most batches that a ready sample has been passed over by. Always 0: see docs/design.md.
+    displacement: int = 0
+    #: Batches that the consumer took, and seconds it spent waiting for them inside `next()`.
+    delivered: int = 0
+    data_wait: float = 0.0
+    #: Seconds since the epoch began, and samples finished a second since then.
+    seconds: float = 0.0
+    throughput: float = 0.0
+    steps: tuple[StepCosts, ...] = ()
+    #: (seconds since the engine started, workers wanted), whenever that changed.
+    worker_history: tuple[tuple[float, int], ...] = field(default=(), repr=False)
