@@ -1,0 +1,269 @@
+"""Cases 26 and 27: seeding in workers, and `set_epoch`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Subset
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.cases.support import Made, Turnstile
+from tests.loaders import LoaderKind
+from tests.semantics.support import iterating, lists
+
+
+def seed_all(worker_id: int) -> None:
+    """As the workers of the Hugging Face Trainer do."""
+    seed = torch.initial_seed() % 2**32
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def seed_from_info(worker_id: int) -> None:
+    """As Lightning's workers do."""
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    sequence = np.random.SeedSequence([info.seed, worker_id])
+    numpy_seed, torch_seed, random_seed = sequence.spawn(3)
+    np.random.seed(numpy_seed.generate_state(4))
+    torch.manual_seed(int(torch_seed.generate_state(1)[0]))
+    random.seed(int(random_seed.generate_state(1)[0]))
+
+
+def restore_all(worker_id: int) -> None:
+    """By way of whole states, and of what changes a state without drawing."""
+    random.setstate(random.Random(1).getstate())
+    np.random.set_state(np.random.RandomState(1).get_state())
+    torch.set_rng_state(torch.Generator().manual_seed(1).get_state())
+    torch.seed()
+    random.seed()
+
+
+def draw_all() -> list[float]:
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.random(),
+        np.random.randn(),
+        torch.rand(()).item(),
+        torch.randn(()).item(),
+    ]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, range(4))
+
+
+@pytest.mark.parametrize("seed_workers", [seed_all, seed_from_info, restore_all])
+@pytest.mark.parametrize("dataset", ["map", "iterable"])
+def test_case_26_seeding_in_workers_leaves_the_training_thread_alone(
+    parallel: LoaderKind, dataset: str, seed_workers: Callable[[int], None]
+) -> None:
+    """It draws what it would draw without a loader, while workers seed and draw beside it."""
+    door = Turnstile()
+    inside = Turnstile()
+
+    def init(worker_id: int) -> None:
+        seed_workers(worker_id)
+        inside.come_in()
+
+    def sample(index: int) -> list[float]:
+        # In the midst of a sample too, as some transforms do.
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        drawn = draw_all()
+        inside.come_in()
+        door.hold()
+        return drawn
+
+    def train() -> list[list[float]]:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        drawn = [draw_all()]
+        data: Any = Made(8, sample) if dataset == "map" else Stream(sample)
+        loader = parallel(data, None, worker_init_fn=init, num_workers=2)
+        with iterating(loader) as iterator:
+            inside.wait_for(4)
+            drawn.append(draw_all())
+            door.let_go()
+            samples = [[float(number) for number in sample] for sample in iterator]
+            drawn.append(draw_all())
+        assert len({tuple(sample) for sample in samples}) == 1, "seeded alike, they draw alike"
+        return drawn
+
+    def expected() -> list[list[float]]:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        drawn = [draw_all()]
+        # What torch's loader draws itself: the base seed of its workers.
+        torch.empty((), dtype=torch.int64).random_()
+        return [*drawn, draw_all(), draw_all()]
+
+    assert train() == expected()
+
+
+def test_case_26_workers_that_seed_alike_give_no_duplicates(workers: LoaderKind) -> None:
+    """With torch all workers would draw the same numbers; here samples have their own streams."""
+
+    def seed_alike(worker_id: int) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    data = Made(30, lambda index: tuple(draw_all()))
+    samples = list(workers(data, None, worker_init_fn=seed_alike))
+    for numbers in zip(*samples, strict=True):
+        assert len(set(numbers)) == 30
+
+
+class Epochs:
+    """Samples are the epoch that the dataset was told, and their index."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.epoch, index
+
+
+class EpochsInside:
+    """A dataset that wraps another, as many do."""
+
+    def __init__(self) -> None:
+        self.inner = Epochs()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.inner.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.inner[index]
+
+
+class EpochsOfASubset(Subset[tuple[int, int]]):
+    def __init__(self) -> None:
+        super().__init__(Epochs(), range(12))  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
+
+
+class EpochsOfAStream(IterableDataset[tuple[int, int]]):
+    """Each of the shards yields its part."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, 12, step):
+            yield self.epoch, index
+
+
+DATASETS = [Epochs, EpochsInside, EpochsOfASubset, EpochsOfAStream]
+
+
+def check_epochs(loader: Any, dataset: Any) -> None:
+    with iterating(loader):
+        for epoch in (0, 7, 3):
+            dataset.set_epoch(epoch)
+            found = list(loader)
+            assert {told for told, _ in found} == {epoch}
+            assert sorted(index for _, index in found) == list(range(12))
+
+
+@pytest.mark.parametrize("make", DATASETS)
+def test_case_27_set_epoch_of_the_dataset(
+    every_loader: LoaderKind, make: Callable[[], Any]
+) -> None:
+    dataset = make()
+    check_epochs(every_loader(dataset, None), dataset)
+
+
+@pytest.mark.parametrize("make", DATASETS)
+def test_case_27_set_epoch_of_the_dataset_with_persistent_workers(
+    workers: LoaderKind, make: Callable[[], Any]
+) -> None:
+    """Here torch's workers go on with the copy that they got at the start."""
+    dataset = make()
+    check_epochs(workers(dataset, None, persistent_workers=True), dataset)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_case_27_set_epoch_after_leaving_the_epoch_before(
+    workers: LoaderKind, in_order: bool
+) -> None:
+    """What was loaded ahead of the epoch that was left does not turn up in the next."""
+    dataset = Epochs()
+    loader = workers(dataset, None, persistent_workers=True, in_order=in_order)
+    with iterating(loader):
+        for epoch in range(1, 6):
+            dataset.set_epoch(epoch)
+            iterator = iter(loader)
+            for _ in range(epoch):
+                assert next(iterator)[0] == epoch
+    with iterating(loader) as iterator:
+        assert {told for told, _ in iterator} == {5}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_case_27_set_epoch_of_the_sampler(parallel: LoaderKind, persistent: bool) -> None:
+    def sampler() -> DistributedSampler[int]:
+        return DistributedSampler(list(range(20)), num_replicas=2, rank=1, shuffle=True)  # type: ignore[arg-type]
+
+    expected, used = sampler(), sampler()
+    loader = parallel(range(20), None, sampler=used, persistent_workers=persistent, in_order=True)
+    orders = []
+    with iterating(loader):
+        for epoch in (0, 5, 2):
+            expected.set_epoch(epoch)
+            used.set_epoch(epoch)
+            orders.append(list(loader))
+            assert orders[-1] == list(expected)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("dataset", ["map", "iterable"])
+def test_case_27_nothing_of_the_next_epoch_is_loaded_before_it_is_asked_for(
+    workers: LoaderKind, dataset: str
+) -> None:
+    door = Turnstile()
+
+    def sample(index: int) -> int:
+        door.come_in()
+        return index
+
+    data: Any = Made(8, sample) if dataset == "map" else Stream(sample)
+    loader = workers(data, 2, num_workers=2, persistent_workers=True)
+    with iterating(loader) as iterator:
+        for _ in range(2):
+            # Whatever a worker does it does before it is idle, and then the epoch is at its end.
+            assert len(lists(iter(loader))) == 4
+            door.wait_for(8)
+            assert door.came == 0
+        assert list(iterator) == []

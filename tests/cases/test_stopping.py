@@ -1,0 +1,336 @@
+"""Cases 7 to 12: stopping. Case 8, and the many ways to end an iteration: `tests/lifetime`."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from tests.cases.support import CHECKOUT, PATIENCE, Made, Turnstile
+from tests.lifetime.support import all_ours_end, no_collector, our_threads
+from tests.loaders import LoaderKind
+from tests.semantics.support import iterating, lists
+
+
+def wait_for(what: Callable[[], bool]) -> bool:
+    """Whether it comes true: of threads and processes the kernel knows after a moment."""
+    pause = threading.Event()
+    return any(what() or pause.wait(0.01) for _ in range(1000))
+
+
+def interrupt(process: psutil.Process) -> list[psutil.Process]:
+    """Press Ctrl-C, as it were; returns the children that the process had.
+
+    Python 3.13t can miss a signal that comes in the moment before it blocks.
+    """
+    assert wait_for(lambda: process.status() == psutil.STATUS_SLEEPING)
+    children: list[psutil.Process] = process.children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    return children
+
+
+WAITING = ("serial", "sync", "async")
+
+
+@pytest.fixture(scope="module")
+def interrupted() -> dict[str, dict[str, Any]]:
+    """How each way to wait ends that is interrupted once it waits."""
+    command = [sys.executable, "-m", "tests.cases.interrupted", *WAITING]
+    seen: dict[str, list[str]] = {way: [] for way in WAITING}
+    results: dict[str, dict[str, Any]] = {}
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            told = json.loads(line)
+            way, process = told["way"], told["process"]
+            seen[way].append(told["event"])
+            if told["event"] == "waiting" and seen[way].count("waiting") == 1:
+                told["children"] = interrupt(psutil.Process(process))
+                results[way] = told
+            elif told["event"] == "ended":
+                results[way] |= {"status": told["status"], "errors": told["errors"]}
+    return {way: results[way] | {"events": seen[way]} for way in WAITING}
+
+
+@pytest.mark.parametrize("way", WAITING)
+def test_case_7_ctrl_c_while_next_waits(interrupted: dict[str, dict[str, Any]], way: str) -> None:
+    """The samples never return: that the exception comes at all shows that none is waited for."""
+    result = interrupted[way]
+    assert result["events"] == ["waiting", "interrupted", "ended"]
+    assert result["status"] == -signal.SIGINT
+    # One traceback, the consumer's own.
+    errors = result["errors"]
+    assert errors.splitlines()[-1].startswith("KeyboardInterrupt")
+    assert "in wait_for_a_batch" in errors
+    assert "minato-" not in errors
+    assert "Exception in" not in errors
+    assert "Exception ignored" not in errors
+    _, orphans = psutil.wait_procs(result["children"], 5)
+    assert orphans == []
+
+
+#: What case 9 has queued: so many batches, of so many samples, of so many floats.
+BATCHES, SAMPLES, FLOATS = 6, 40_960, 96
+QUEUED = BATCHES * SAMPLES * FLOATS * 4
+
+
+def resident() -> int:
+    """Bytes of memory in use: what the allocator keeps for later does not count."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    size: int = psutil.Process().memory_info().rss
+    return size
+
+
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_case_9_leaving_with_large_batches_queued(workers: LoaderKind, how: str) -> None:
+    row = torch.rand(FLOATS)
+    door = Turnstile()
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        batch = torch.stack(samples)
+        door.come_in()
+        return batch
+
+    def train() -> None:
+        loader = workers(
+            Made(BATCHES * SAMPLES, lambda index: row),
+            SAMPLES,
+            collate_fn=collate,
+            num_workers=2,
+            prefetch_factor=BATCHES,
+        )
+        for batch in loader:
+            assert batch.shape == (SAMPLES, FLOATS)
+            door.wait_for(BATCHES)
+            queued.append(resident() - before)
+            if how == "break":
+                break
+            raise ZeroDivisionError
+
+    # The second time counts: the first makes Python's own heap grow.
+    for _ in range(2):
+        queued: list[int] = []
+        before = resident()
+        try:
+            train()
+        except ZeroDivisionError:
+            assert how == "raise"
+        all_ours_end()
+        kept = resident() - before
+    assert queued[0] > 0.6 * QUEUED
+    assert kept < 0.5 * QUEUED / BATCHES
+
+
+def test_case_10_reader_that_was_dropped_reads_no_further(workers: LoaderKind) -> None:
+    door = Turnstile()
+
+    def sample(index: int) -> int:
+        if index == 1:
+            door.hold()
+        else:
+            door.come_in()
+        return index
+
+    loader = workers(Made(8, sample), num_workers=1, in_order=True)
+    with no_collector():
+        old = iter(loader)
+        door.wait_for(2)
+        del old
+        new = iter(loader)
+        door.wait_for(2)
+        door.let_go()
+        assert lists(new) == [[index] for index in range(8)]
+        all_ours_end()
+    # 2 to 7 of the new reader, and nothing of the old one.
+    assert door.came == 6
+
+
+def test_case_10_nothing_is_stolen_from_a_stream_that_both_read(any_loader: LoaderKind) -> None:
+    """As with an open file or a socket: what the old reader takes, the new one does not get."""
+    source = iter(range(1000))
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            for _ in range(100):
+                yield next(source)
+
+    workers = 1 if any_loader.num_workers else 0
+    loader = any_loader(Stream(), 4, num_workers=workers)
+    with no_collector():
+        old = iter(loader)
+        assert next(old).tolist() == [0, 1, 2, 3]
+        del old
+        all_ours_end()
+        taken = next(source) + 1
+        ahead = 2 if workers else 0
+        assert taken <= 4 + 4 * (ahead + 1) + 1
+        found = [sample for batch in lists(loader) for sample in batch]
+    assert found == list(range(taken, taken + 100))
+
+
+def held_at(door: Turnstile, *indices: int) -> Callable[[int], int]:
+    def sample(index: int) -> int:
+        if index in indices:
+            door.hold()
+        return index
+
+    return sample
+
+
+def running_for(message: str) -> dict[int, float]:
+    """The samples that a message says are running, and for how many seconds."""
+    found = re.findall(r"sample index (\d+) for ([\d.]+) s on minato-worker-\d", message)
+    return {int(index): float(seconds) for index, seconds in found}
+
+
+def test_case_11_timeout_says_so(parallel: LoaderKind) -> None:
+    door = Turnstile()
+    loader = parallel(Made(8, held_at(door, 0)), timeout=0.3, num_workers=2)
+    with iterating(loader) as iterator:
+        door.wait_for(1)
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+            next(iterator)
+        door.let_go()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_case_11_timeout_names_what_is_running(workers: LoaderKind, in_order: bool) -> None:
+    door = Turnstile()
+    loader = workers(Made(8, held_at(door, 0, 1, 3)), timeout=0.3, in_order=in_order, num_workers=4)
+    found, messages = [], []
+    with iterating(loader) as iterator:
+        door.wait_for(3)
+        while len(messages) < 2:
+            try:
+                found.append(next(iterator).item())
+            except RuntimeError as error:
+                messages.append(str(error))
+        first, second = map(running_for, messages)
+        assert first.keys() == second.keys() == {0, 1, 3}
+        # Whoever asks again finds the clocks running on.
+        assert all(first[index] < second[index] for index in first)
+        assert sorted(found) == ([] if in_order else [2, 4, 5, 6, 7])
+        door.let_go()
+        # What was late is not lost.
+        found += [batch.item() for batch in iterator]
+    assert found == list(range(8)) if in_order else sorted(found) == list(range(8))
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "break"])
+def test_case_11_closing_works_while_a_thread_is_stuck(workers: LoaderKind, how: str) -> None:
+    door = Turnstile()
+    loader = workers(Made(8, held_at(door, 0)), timeout=0.1, num_workers=2)
+    ended = threading.Event()
+
+    def consume() -> None:
+        iterator = iter(loader)
+        door.wait_for(1)
+        with pytest.raises(RuntimeError, match="timed out"):
+            for _ in iterator:
+                pass
+        if how == "close":
+            iterator.close()  # type: ignore[attr-defined]
+            assert list(iterator) == []
+        elif how == "drop":
+            del iterator
+        ended.set()
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert ended.wait(PATIENCE), "waits for the stuck thread"
+    assert our_threads(), "somebody let the sample go"
+    door.let_go()
+    consumer.join(PATIENCE)
+    all_ours_end()
+
+
+def test_case_11_timeout_of_a_coroutine(workers: LoaderKind) -> None:
+    door = Turnstile()
+    loader: Any = workers(Made(8, held_at(door, 0)), timeout=0.2, num_workers=2)
+
+    async def read() -> list[Any]:
+        iterator = aiter(loader)
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds.*index 0 for"):
+            await anext(iterator)
+        door.let_go()
+        return [batch.tolist() async for batch in iterator]
+
+    assert asyncio.run(read()) == [[index] for index in range(8)]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def things_in_use() -> dict[str, int]:
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "processes": len(psutil.Process().children(recursive=True)),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "shared memory": len(os.listdir("/dev/shm")),
+    }
+
+
+@pytest.mark.parametrize("dataset", [list(range(20)), Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_case_12_a_hundred_loaders_made_and_dropped(
+    workers: LoaderKind, dataset: Any, persistent: bool
+) -> None:
+    def make_and_drop(taken: int) -> None:
+        loader = workers(dataset, 2, num_workers=2, persistent_workers=persistent)
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator)
+
+    with no_collector():
+        make_and_drop(3)
+        all_ours_end()
+        before = things_in_use()
+        for made in range(100):
+            make_and_drop(taken=made % 5)
+        all_ours_end()
+        assert wait_for(lambda: things_in_use()["threads"] <= before["threads"])
+        after = things_in_use()
+    assert all(after[thing] <= before[thing] for thing in before), (before, after)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_case_12_memory_is_flat_over_epochs(
+    workers: LoaderKind, persistent: bool, in_order: bool
+) -> None:
+    samples, floats = 64, 3 * 64 * 64
+    epoch = samples * floats * 4  # bytes: 3 MB
+    loader = workers(
+        Made(samples, lambda index: {"image": torch.rand(3, 64, 64), "name": f"sample {index}"}),
+        8,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=persistent,
+        in_order=in_order,
+    )
+
+    def run(epochs: int) -> int:
+        for _ in range(epochs):
+            assert sum(len(batch["name"]) for batch in loader) == samples
+        return resident()
+
+    before = run(5)
+    # One batch left behind in every epoch would be 7.5 MB, the epoch itself 60.
+    assert run(20) - before < 1.5 * epoch
