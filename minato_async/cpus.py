@@ -70,10 +70,11 @@ class IdleCores:
     def look(self) -> float:
         """CPUs idle over the last interval: no more than the machine left idle, and no more than
         the quota leaves to this process."""
-        now, used, idle = time.monotonic(), time.process_time(), _idle_seconds()
         before, used_before, idle_before = self._last
+        now = time.monotonic()
         seconds = now - before
         if seconds >= self.INTERVAL:
+            used, idle = time.process_time(), _idle_seconds()
             self._last = (now, used, idle)
             unused = self._quota - (used - used_before) / seconds
             if idle is not None and idle_before is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Block:
         return len(self.indices) * self.unit
 
 
-@dataclass(frozen=True, slots=True)
 class Claim:
     """Tickets that one worker has taken: the rows from `start` up to `stop` of one block.
 
@@ -53,11 +51,16 @@ class Claim:
     same batch, and would have to wait for that sample anyway.
     """
 
-    block: Block
-    start: int
-    stop: int
-    #: Batches to collate whose last sample came from no worker that could.
-    completed: Sequence[Batch] = ()
+    __slots__ = ("block", "completed", "start", "stop")
+
+    def __init__(
+        self, block: Block, start: int, stop: int, completed: Sequence[Batch] = ()
+    ) -> None:
+        self.block = block
+        self.start = start
+        self.stop = stop
+        #: Batches to collate whose last sample came from no worker that could.
+        self.completed = completed
 
 
 class Feed:

@@ -18,6 +18,9 @@ from minato_async.engine.threshold import Threshold
 from minato_async.executors.base import Job
 from minato_async.stats import Stats
 
+#: Of claims of several tickets, one in so many is looked at.
+_CHEAP_STRIDE = 16
+
 
 class MapEpoch(Epoch):
     """The epoch of a map-style dataset. The caller of every method holds the engine's lock."""
@@ -35,6 +38,7 @@ class MapEpoch(Epoch):
         self.sync = sync
         self.threshold = threshold
         self.costs = RecentCosts()
+        self._cheap_claims = 0
         self.lanes = Lanes(sync.slots, sync.due)
         #: In order, what is slow is what everybody waits for: letting others go first would only
         #: make them wait longer.
@@ -68,17 +72,17 @@ class MapEpoch(Epoch):
     def next_job(self) -> Job | None:
         if (claim := self._take_left_over()) is not None:
             return ClaimJob(claim, self)
-        while self.sync.slots.free:
+        slots, lanes = self.sync.slots, self.lanes
+        while slots.free:
             if self._failed:
                 return FailedJob(*self._failed.popleft(), self)
-            if self.lanes.wants_worker(self.in_flight):
-                sample = self.lanes.resume()
-            elif (claim := self.claim()) is not None:
-                return ClaimJob(claim, self)
-            elif self.lanes.temp_queue:
-                sample = self.lanes.resume()
-            else:
-                return None
+            if not (lanes.temp_queue and lanes.wants_worker(self.in_flight)):
+                claim = self.feed.claim(self._claim_size.next())
+                if claim is not None:
+                    return ClaimJob(claim, self)
+                if not lanes.temp_queue:
+                    return None
+            sample = lanes.resume()
             if sample is not None:
                 return SlowJob(sample, self)
         return None
@@ -94,6 +98,12 @@ class MapEpoch(Epoch):
 
     def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
         super().observe(costs, tickets)
+        if tickets > 1:
+            # So cheap that looking at each claim would cost as much as the samples.
+            self._cheap_claims += 1
+            if self._cheap_claims % _CHEAP_STRIDE:
+                self.threshold.observed += tickets
+                return
         self.costs.observe(costs, tickets)
         self.threshold.observe(sum(costs) / max(1, tickets), tickets)
 
