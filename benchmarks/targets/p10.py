@@ -152,6 +152,10 @@ def run(options: Options, report: Report) -> None:
         label = f"one call: {name}" if name in ONE_SAMPLE else name
         table.rows.append((label, f"{plain:.2f}", f"{isolated:.2f}", f"{cost[name]:.2f}"))
     report.table(table)
+    floor = {name: value * 1e6 for name, value in _on_a_thread(_floor, pieces).items()}
+    report.raw["floor"] = floor
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in floor.items())
+    report.note(f"of all three, by themselves: {parts}; together {sum(floor.values()):.2f} us")
     report.note(
         "F.pad stands for torch's functions in Python, which torch itself dispatches slowly"
     )
