@@ -1,0 +1,19 @@
+"""Fixtures of the tests of slow samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from minato_async.cpus import IdleCores
+
+
+@pytest.fixture
+def no_core_idles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the test, the machine seems to be busy, whatever else runs on it."""
+    monkeypatch.setattr(IdleCores, "look", lambda self: 0.0)
+
+
+@pytest.fixture
+def cores_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the test, the machine seems to have a core to spare."""
+    monkeypatch.setattr(IdleCores, "look", lambda self: 1.0)
