@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import threading
 from functools import cache
 from pathlib import Path
 
 import torch
 
 _OPENMP_NAMES = ("libgomp", "libiomp5", "libomp")
+_MKL_NAMES = ("libtorch_cpu", "libmkl_rt")
+
+#: Has the attribute `alone` in threads that called `use_one_thread_here`.
+_this_thread = threading.local()
 
 
 def use_one_thread_here() -> None:
@@ -17,29 +23,53 @@ def use_one_thread_here() -> None:
 
     Workers already are as many as there are cores to use: each of them with a team of OpenMP
     threads would have them all fight. `torch.set_num_threads` would do it, but it also changes
-    what threads started later begin with; OpenMP's own setting belongs to the thread that makes
-    it (OpenMP 5.0, section 2.5.2, nthreads-var), so the training thread keeps its own.
+    what threads started later begin with, and what MKL does in all of them. OpenMP's own setting
+    belongs to the thread that makes it (OpenMP 5.0, section 2.5.2, nthreads-var), and MKL has one
+    that does, so the training thread keeps its own.
     """
     # The first call in a thread makes torch apply its own setting, which would undo ours later.
     torch.get_num_threads()
-    for library in _openmp_libraries():
-        library.omp_set_num_threads(1)
+    _this_thread.alone = True
+    _set_here(1)
+
+
+def _set_here(number: int) -> None:
+    for library in _libraries(_OPENMP_NAMES, "omp_set_num_threads"):
+        library.omp_set_num_threads(number)
+    # Once `torch.set_num_threads` has been called, MKL looks at OpenMP's setting no more.
+    for library in _libraries(_MKL_NAMES, "MKL_Set_Num_Threads_Local"):
+        library.MKL_Set_Num_Threads_Local(number)
 
 
 @cache
-def _openmp_libraries() -> list[ctypes.CDLL]:
-    """The OpenMP runtimes loaded into this process: several packages bring one."""
+def _libraries(names: tuple[str, ...], function: str) -> list[ctypes.CDLL]:
+    """The libraries of these names that are loaded into this process, if they have `function`.
+    There may be several: more than one package brings an OpenMP runtime."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:  # not Linux
-        candidates = Path(torch.__file__).parent.glob("lib/lib*omp*")
-        paths = {str(path) for path in candidates}
+        paths = {str(path) for path in Path(torch.__file__).parent.glob("lib/lib*")}
     else:
         paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
     libraries = []
     for path in sorted(paths):
-        if os.path.basename(path).startswith(_OPENMP_NAMES):
+        if os.path.basename(path).startswith(names):
             library = ctypes.CDLL(path)
-            if hasattr(library, "omp_set_num_threads"):
+            if hasattr(library, function):
                 libraries.append(library)
     return libraries
+
+
+_set_num_threads = torch.set_num_threads
+
+
+@functools.wraps(_set_num_threads)
+def _set_num_threads_of_worker(number: int) -> None:
+    if getattr(_this_thread, "alone", False) and type(number) is int and number > 0:
+        _set_here(number)
+    else:
+        _set_num_threads(number)
+
+
+# A `worker_init_fn` that calls it means its own worker, not the training thread.
+torch.set_num_threads = _set_num_threads_of_worker  # type: ignore[assignment]
