@@ -131,11 +131,13 @@ class SampleJob:
             epoch.wake_for_work()
         self._due.ring()
         epoch.sync.staff()
-        began = perf_counter()
+        # Being parked is no cost: neither is it stuck, nor does its time run out.
+        began, self._inside = perf_counter(), False
         parked.bell.wait(PARKING)
         with self._lock:
             epoch.lanes.unpark(parked)
         self.began += perf_counter() - began
+        self._inside = True
         if epoch.abandoned:
             raise SampleCancelled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -164,7 +165,7 @@ class TestThroughput:
         workload = Workload(1e-5, waits=0.02)
         trace = simulate(ThroughputScheduler(start), steady(workload), 200)
         assert trace[-1] == workload.most
-        assert all(later >= earlier for earlier, later in zip(trace, trace[1:], strict=False))
+        assert all(later >= earlier for earlier, later in pairwise(trace))
 
     def test_within_three_seconds_it_is_there(self) -> None:
         readings = round(3.0 / ThroughputScheduler.interval)
@@ -188,7 +189,7 @@ class TestThroughput:
     def test_and_it_does_not_oscillate(self, workload: Workload) -> None:
         # It may try one more, now and then: not more than once in two seconds.
         tail = simulate(ThroughputScheduler(16), steady(workload), 400)[-200:]
-        changes = sum(a != b for a, b in zip(tail, tail[1:], strict=False))
+        changes = sum(a != b for a, b in pairwise(tail))
         assert changes <= 2 * 200 * ThroughputScheduler.interval / 2
 
     def test_where_more_do_not_help_it_goes_back(self) -> None:
