@@ -183,12 +183,16 @@ class SampleJob:
             else:
                 return self._settle_one(block, row, replacement)
         with self._lock:
+            self._reopen(block, row)
             if handler == "skip":
                 completed = self._epoch.skip_failed(block, row, error)
             else:
                 completed = self._epoch.fail(block, row, error)
         self._due.ring()
         return completed
+
+    def _reopen(self, block: Block, row: int) -> None:
+        """Under the lock: what is decided next is what is to become of the ticket."""
 
     def _named(self, error: BaseException, block: Block, row: int, step: int, worker: str) -> Any:
         if isinstance(error, SampleCancelled) and self._epoch.abandoned:
@@ -413,6 +417,15 @@ class FailedJob(SampleJob):
         block, row = self._block, self._row
         step = self._recipe.step_name(0)
         error = name_sample(self._error, block.indices[row], step, worker)
-        with self._lock:
-            self._epoch.reopen(block, row)
         self._collate_all(self._fail(block, row, error), bound, worker)
+
+    def _reopen(self, block: Block, row: int) -> None:
+        # Not before the outcome is there: the late result could come in between.
+        self._epoch.reopen(block, row)
+
+    def _settle_one(self, block: Block, row: int, value: Any) -> list[Batch]:
+        with self._lock:
+            self._reopen(block, row)
+            completed = self._epoch.settle(block, row, [value])
+        self._due.ring()
+        return completed
