@@ -227,13 +227,15 @@ class EngineIterator(LoaderIterator):
 
     def __next__(self) -> Any:
         epoch = self._epoch
-        batch = self._engine.next_batch(epoch, self._options.timeout)
+        engine, timeout = self._engine, self._options.timeout
+        while (batch := engine.next_batch(epoch, timeout)) is not None and batch.void:
+            self._draw()
         if batch is None:
-            engine, errors = self._let_go(), self._take_draw_errors()
+            ends, errors = self._let_go(), self._take_draw_errors()
             del self, epoch
             if errors:
                 raise errors.pop()
-            if engine is not None:
+            if ends:
                 engine.close()
             raise StopIteration
         self._draw()
@@ -242,12 +244,14 @@ class EngineIterator(LoaderIterator):
             return batch.take_content()
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
         # the workers: here, and wherever `self` is deleted in the following.
-        del self, epoch
+        del self, epoch, engine
         raise_failure(batch)
 
     async def __anext__(self) -> Any:
         epoch = self._epoch
-        batch = await self._engine.next_batch_async(epoch, self._options.timeout)
+        engine, timeout = self._engine, self._options.timeout
+        while (batch := await engine.next_batch_async(epoch, timeout)) is not None and batch.void:
+            self._draw()
         if batch is None:
             self._let_go()
             errors = self._take_draw_errors()
@@ -259,15 +263,14 @@ class EngineIterator(LoaderIterator):
         if batch.failure is None:
             self._count()
             return batch.take_content()
-        del self, epoch
+        del self, epoch, engine
         raise_failure(batch)
 
-    def _let_go(self) -> Engine | None:
-        """At the end of an epoch: the engine, on its way to its end, unless it stays for more."""
-        if self._persistent:
-            return None
-        self._engine.close_soon()
-        return self._engine
+    def _let_go(self) -> bool:
+        """At the end of an epoch: whether the engine is on its way to its end too."""
+        if not self._persistent:
+            self._engine.close_soon()
+        return not self._persistent
 
     @property
     def stats(self) -> Stats:

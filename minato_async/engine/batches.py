@@ -49,7 +49,7 @@ class Batch:
         self.held = 0
         #: Rows whose samples were skipped.
         self.holes: list[int] = []
-        #: All of them were: there is nothing to deliver.
+        #: All of them were: there is nothing to give to the consumer.
         self.void = False
         #: Where large samples are written in place; made by the first one that pays.
         self.rows: Any = None

@@ -264,7 +264,7 @@ class Engine:
             batch = epoch.pop()
             ended = epoch.finished
             if batch is not None:
-                self._delivered += 1
+                self._delivered += not batch.void
                 self._data_wait += time.monotonic() - began
                 self._wake_workers(epoch.jobs_waiting)
                 if ended:

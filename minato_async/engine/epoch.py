@@ -84,14 +84,14 @@ class Epoch:
         return self.feed.outstanding // self._batch_size
 
     def pop(self) -> Batch | None:
-        """The next batch to deliver, or None if it is not ready."""
-        while (batch := self.delivery.pop()) is not None:
+        """The next batch to deliver, or None if it is not ready. A void one is for nobody, but
+        makes room for others to be drawn."""
+        batch = self.delivery.pop()
+        if batch is not None:
             self._batches_ahead -= 1
             self.feed.leave_window(batch.held * batch.unit)
             self.feed.account_for(batch.size * batch.unit)
-            if not batch.void:
-                return batch
-        return None
+        return batch
 
     @property
     def finished(self) -> bool:
@@ -176,17 +176,17 @@ class Epoch:
         self._unfilled -= 1
         self.failed += 1
         self.feed.leave_window(block.unit)
-        self.feed.account_for(block.unit)
         batch = block.batch
         if batch is None:
-            if self.finished:
-                self.delivery.wake()
+            # An item of its own, as a failure would be: the consumer has to draw another sample.
+            gap = Batch(1, block.unit)
+            gap.void = True
+            self.delivery.put(gap)
             return self._complete_last()
         if batch.lost:
-            # Its size is accounted for when its failure is delivered.
-            self.feed.account_for(-block.unit)
             self._report(block, batch)
             return []
+        self.feed.account_for(block.unit)  # the batch will be shorter
         batch.skip(row)
         return [] if batch.missing else [batch]
 
