@@ -38,8 +38,10 @@ class SampleJob:
         self.cost = 0.0
         #: The worker is inside a step.
         self._inside = False
+        self._worker = ""
 
     def run(self, worker: Worker) -> None:
+        self._worker = worker.name
         bound = self._recipe.bind(worker)
         current.job = self
         try:
@@ -179,7 +181,8 @@ class SampleJob:
             try:
                 replacement = handler(block.indices[row], error)
             except BaseException as raised:
-                error = raised
+                # A `StopIteration`, too, must not end the epoch.
+                error = name_sample(raised, block.indices[row], "on_error", self._worker)
             else:
                 return self._settle_one(block, row, replacement)
         with self._lock:
