@@ -116,6 +116,8 @@ class TestReplacement:
         busy(0.3)  # several looks of the watch
         assert sum(dataset.tally.counts.values()) == most
         assert len(worker_threads()) == most
+        if most == 2:  # nobody could be started in their place
+            assert iterator.stats.handed_off == 0
         dataset.let_go.set()
         assert sorted(flat(iterator)) == list(range(64))
         assert dataset.tally.most_inside <= most

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato_async.engine.threshold import (
@@ -71,6 +71,7 @@ class TestPercentile:
         assert threshold.percentile(100.0) == 1.0
         assert threshold.seconds == MARGIN * 1.0
 
+    @settings(max_examples=10)
     @given(st.lists(st.sampled_from([0.1, 0.2, 0.2, 5.0]), min_size=1100, max_size=1200))
     def test_the_window_is_that_of_the_latest(self, costs: list[float]) -> None:
         latest = sorted(costs[-WINDOW:])
