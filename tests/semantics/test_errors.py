@@ -310,6 +310,43 @@ class TestTheRest:
                 assert lists(batches_of(found)) == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
 
 
+class TestSkipping:
+    """`on_error="skip"`, where samples are skipped by the dozen."""
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    @pytest.mark.parametrize("num_workers", [0, 1, 3])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_more_in_a_row_than_are_drawn_ahead(
+        self, drop_last: bool, num_workers: int, in_order: bool
+    ) -> None:
+        """Nothing comes of all that was drawn; so more must be, though no batch was taken."""
+        data = failing_at(*range(40), *range(41, 80), n=100)
+        loader: MinatoLoader[Any] = MinatoLoader(
+            data,
+            4,
+            num_workers=num_workers,
+            prefetch_factor=1 if num_workers else None,
+            in_order=in_order,
+            drop_last=drop_last,
+            on_error="skip",
+        )
+        found = list(loader)
+        good = {40, *range(80, 100)}
+        if drop_last and num_workers and not in_order:
+            assert samples_in(found) < once_each(good)
+            assert [len(batch) for batch in found] == [4] * (len(good) // 4)
+        else:
+            assert samples_in(found) == once_each(good)
+        assert data.calls == once_each(range(100))
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_all_samples(self, in_order: bool) -> None:
+        data = failing_at(*range(50), n=50)
+        loader = MinatoLoader(data, 4, num_workers=2, in_order=in_order, on_error="skip")
+        assert list(loader) == []
+        assert data.calls == once_each(range(50))
+
+
 class TestCollating:
     def test_failing_collate_fn(self, our_kind: LoaderKind) -> None:
         error = KeywordsOnly(code=1, reason="odd")
