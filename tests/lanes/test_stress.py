@@ -120,7 +120,7 @@ def run(iterator: Any, case: Case) -> tuple[list[Any], int]:
     return batches, failures
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(case=cases())
 def test_exactly_once(case: Case) -> None:
     tally = Tally()
