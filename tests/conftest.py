@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from minato_async.engine.event_loop import new_event_loop
 from tests.loaders import ALL, IN_ORDER, OURS, PARALLEL, LoaderKind
+from tests.threads import wait_for_new_threads
 
 # The same examples in every run, so that a red run says something about the change.
 settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
@@ -50,9 +51,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def _ended(before: dict[object, str]) -> dict[object, str]:
     """What is still there after the garbage is collected and what was ending has ended."""
     gc.collect()
-    for thread in threading.enumerate():
-        if thread not in before:
-            thread.join(_GRACE)
+    wait_for_new_threads(before, _GRACE)
     children = [c for c in psutil.Process().children() if ("process", c.pid) not in before]
     psutil.wait_procs(children, _GRACE)
     return {thing: what for thing, what in _left_behind().items() if thing not in before}

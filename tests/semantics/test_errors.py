@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
 from tests.loaders import IN_ORDER, OURS, LoaderKind
+from tests.threads import wait_for_new_threads
 
 from .support import (
     PATIENCE,
@@ -485,9 +486,7 @@ class TestSampler:
         del iterator
         gc.collect()
         assert dropped() is None
-        for thread in set(threading.enumerate()) - before:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+        assert wait_for_new_threads(before, PATIENCE) == []
 
     @pytest.mark.parametrize("batches", [0, 1, 2])
     def test_interrupt_does_not_wait_for_what_was_drawn(self, batches: int) -> None:
@@ -544,9 +543,7 @@ class TestKeptExceptions:
         before = set(threading.enumerate())
         kept = fail_once()
         gc.collect()
-        for thread in set(threading.enumerate()) - before:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+        assert wait_for_new_threads(before, PATIENCE) == []
         assert kept.__traceback__ is not None
 
     def test_failed_batch_keeps_no_samples(self) -> None:
