@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -33,11 +34,19 @@ def wait_for(what: Callable[[], bool]) -> bool:
 
 
 def interrupt(process: psutil.Process) -> list[psutil.Process]:
-    """Press Ctrl-C, as it were; returns the children that the process had.
+    """Press Ctrl-C, as it were, once the main thread sleeps; returns the children there were.
 
-    Python 3.13t can miss a signal that comes in the moment before it blocks.
+    Python can miss a signal that comes in the moment before a thread blocks, and sees it when the
+    wait is over. That does no harm to users, but the waits in here are never over.
     """
-    assert wait_for(lambda: process.status() == psutil.STATUS_SLEEPING)
+    status = Path(f"/proc/{process.pid}/task/{process.pid}/status")
+    seen: list[str] = []
+
+    def sleeps_on() -> bool:
+        seen.append("".join(re.findall("(?:State|.*ctxt_switches):.*", status.read_text())))
+        return "S (sleeping)" in seen[-1] and len(seen) > 10 and len(set(seen[-10:])) == 1
+
+    assert wait_for(sleeps_on)
     children: list[psutil.Process] = process.children(recursive=True)
     process.send_signal(signal.SIGINT)
     return children
@@ -52,17 +61,21 @@ def interrupted() -> dict[str, dict[str, Any]]:
     command = [sys.executable, "-m", "tests.cases.interrupted", *WAITING]
     seen: dict[str, list[str]] = {way: [] for way in WAITING}
     results: dict[str, dict[str, Any]] = {}
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as program:
+    program = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    try:
         assert program.stdout is not None
         for line in program.stdout:
             told = json.loads(line)
-            way, process = told["way"], told["process"]
+            way = told["way"]
             seen[way].append(told["event"])
             if told["event"] == "waiting" and seen[way].count("waiting") == 1:
-                told["children"] = interrupt(psutil.Process(process))
-                results[way] = told
+                results[way] = {"children": interrupt(psutil.Process(told["process"]))}
             elif told["event"] == "ended":
                 results[way] |= {"status": told["status"], "errors": told["errors"]}
+    finally:
+        for process in [*psutil.Process(program.pid).children(recursive=True), program]:
+            process.kill()
+        program.communicate()
     return {way: results[way] | {"events": seen[way]} for way in WAITING}
 
 
