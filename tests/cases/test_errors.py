@@ -161,6 +161,9 @@ FAULTS: dict[str, Callable[[LoaderKind], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings(  # torch's own iterator, which it did not finish making
+    "ignore:.*_MultiProcessingDataLoaderIter.__del__:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_case_5_what_user_code_raises_comes_out_and_nothing_hangs(
     every_loader: LoaderKind, fault: str
