@@ -216,6 +216,10 @@ class EngineIterator(LoaderIterator):
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""
 
+    def _make_up(self) -> None:
+        """Called before a batch is taken: draw what Ctrl-C after the last one may have prevented,
+        or there may be nothing to wait for."""
+
     def _take_draw_errors(self) -> list[BaseException]:
         """What is left to be raised when all batches are delivered."""
         return []
@@ -228,6 +232,7 @@ class EngineIterator(LoaderIterator):
     def __next__(self) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
+        self._make_up()
         while (batch := engine.next_batch(epoch, timeout)) is not None and batch.void:
             self._draw()
         if batch is None:
@@ -358,6 +363,11 @@ class MapIterator(EngineIterator):
                 else:
                     repeats = () if self._repeats is None else self._repeats.count(indices)
                     self._engine.draw(epoch, indices, unit, repeats)
+
+    def _make_up(self) -> None:
+        # Not while another consumer waits for the sampler: a batch may be ready.
+        if not self._drawing.locked():
+            self._draw()
 
     def _take_draw_errors(self) -> list[BaseException]:
         with self._drawing:

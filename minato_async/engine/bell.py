@@ -77,7 +77,11 @@ class DueBells:
     def ring(self) -> None:
         while self._due:
             try:
-                bell = self._due.popleft()
+                bell = self._due[0]
             except IndexError:  # another thread rang the last one
                 return
+            # Rung before it is removed: Ctrl-C in between must not leave its owner asleep for
+            # ever. To ring twice does no harm.
             bell.ring()
+            with contextlib.suppress(ValueError):
+                self._due.remove(bell)

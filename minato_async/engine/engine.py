@@ -86,6 +86,9 @@ class Engine:
         except RuntimeError:
             shutdown.forget(self)
             raise
+        except BaseException:  # Ctrl-C: the thread may have started
+            self.close_soon()
+            raise
 
     # Life
 
@@ -197,15 +200,23 @@ class Engine:
     ) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
-            epoch.draw(indices, unit, repeats)
-            self._wake_workers(epoch.jobs_waiting)
+            try:
+                epoch.draw(indices, unit, repeats)
+                self._wake_workers(epoch.jobs_waiting)
+            except BaseException as error:
+                self._torn(error)
+                raise
         self._due.ring()
 
     def end_draw(self, epoch: Epoch) -> None:
         """No more will be drawn for `epoch`."""
         with self._lock:
-            epoch.end_draw()
-            self._wake_workers(epoch.jobs_waiting)
+            try:
+                epoch.end_draw()
+                self._wake_workers(epoch.jobs_waiting)
+            except BaseException as error:
+                self._torn(error)
+                raise
         self._due.ring()
 
     def next_batch(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
@@ -261,16 +272,20 @@ class Engine:
                 raise self._broken.error
             if self._broken is not None:
                 raise RuntimeError("the loader's engine has failed") from self._broken
-            batch = epoch.pop()
-            ended = epoch.finished
-            if batch is not None:
-                self._delivered += not batch.void
-                self._data_wait += time.monotonic() - began
-                self._wake_workers(epoch.jobs_waiting)
-                if ended:
-                    epoch.delivery.wake()  # other consumers wait for what will not come
-            elif not ended:
-                epoch.delivery.add_waiter(bell)
+            try:
+                batch = epoch.pop()
+                ended = epoch.finished
+                if batch is not None:
+                    self._delivered += not batch.void
+                    self._data_wait += time.monotonic() - began
+                    self._wake_workers(epoch.jobs_waiting)
+                    if ended:
+                        epoch.delivery.wake()  # other consumers wait for what will not come
+                elif not ended:
+                    epoch.delivery.add_waiter(bell)
+            except BaseException as error:
+                self._torn(error)
+                raise
         self._due.ring()
         return batch, ended, bell
 
@@ -333,12 +348,21 @@ class Engine:
 
     def _wake_workers(self, count: int) -> None:
         for _ in range(min(count, len(self._idle))):
-            self._due.add(self._idle.pop())
+            self._due.add(self._idle[-1])
+            del self._idle[-1]
 
     def worker_failed(self, worker: Worker, error: BaseException) -> None:
         """A bug, or a thread that could not start: the consumer must hear of it, not wait."""
         error.add_note(f"minato_async: in {worker.name}")
         self._break(error)
+
+    def _torn(self, error: BaseException) -> None:
+        """`error`, Ctrl-C, came between two changes that belong together: the epoch cannot go on.
+        The caller holds the lock. Not `error` itself is kept: its traceback leads to the iterator,
+        which could then not be dropped."""
+        torn = RuntimeError(f"{error!r} in the middle of its work: call iter() on the loader again")
+        self._broken = self._broken or torn
+        self._wake_workers(len(self._idle))
 
     def _break(self, error: BaseException) -> None:
         with self._lock:

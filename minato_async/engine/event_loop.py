@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop]
@@ -11,6 +13,9 @@ try:
     from uvloop import new_event_loop
 except ImportError:  # not built for every platform; asyncio's own loop does the same, slower
     from asyncio import new_event_loop
+
+#: Seconds that a thread may need to put a callback into the loop's queue.
+_SENDING = 1.0
 
 
 class EventLoopThread:
@@ -24,13 +29,13 @@ class EventLoopThread:
         self._main = main
         self._loop = new_event_loop()
         self._stop = asyncio.Event()
-        # One-shot flags, as bare locks: `stop_soon` runs inside finalizers, which the collector
-        # may start in any thread at any allocation. A finalizer must not block on a lock that
-        # the very thread it interrupted may hold, and these two are only ever try-acquired
-        # (`_stop_asked`) and released (`_stop_sent`) there.
-        self._stop_asked = threading.Lock()
-        self._stop_sent = threading.Lock()
-        self._stop_sent.acquire()
+        # `stop_soon` runs inside finalizers, which the collector may start in any thread at any
+        # allocation, and in the main thread Ctrl-C may end it anywhere. So it waits for nothing,
+        # holds nothing, and may be called again until it has succeeded.
+        self._stop_sent = False
+        #: One entry for each thread that is inside `stop_soon`.
+        self._senders: deque[None] = deque()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -43,9 +48,15 @@ class EventLoopThread:
 
     def stop_soon(self) -> None:
         """Ask `main` to end, without waiting. Any thread, any number of times, finalizers too."""
-        if self._stop_asked.acquire(blocking=False):
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._stop_sent.release()
+        if self._stop_sent:
+            return
+        self._senders.append(None)
+        try:
+            if not self._closing:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._stop_sent = True
+        finally:
+            self._senders.pop()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run `callback` on the loop. The caller must know that `main` has not returned yet."""
@@ -67,7 +78,10 @@ class EventLoopThread:
             self._loop.run_until_complete(self._main(self._stop))
         finally:
             # The loop may only be closed once no other thread is inside call_soon_threadsafe:
-            # closing under it frees what it writes to.
-            if not self._stop_asked.acquire(blocking=False):
-                self._stop_sent.acquire()
+            # closing under it frees what it writes to. Not wait for ever: of a sender that Ctrl-C
+            # has ended the entry may be left.
+            self._closing = True
+            deadline = time.monotonic() + _SENDING
+            while self._senders and time.monotonic() < deadline:
+                time.sleep(1e-4)
             self._loop.close()
