@@ -131,6 +131,16 @@ def long_operators() -> Any:
     return left_open(*(comes_back_when_python_is_gone() for _ in range(3)))
 
 
+def cleans_up() -> Any:
+    def step() -> None:
+        try:
+            operators_without_end()
+        finally:
+            print("cleaned up", flush=True)
+
+    return left_open(step)
+
+
 def idle() -> Any:
     iterator = iter(MinatoLoader(range(100), num_workers=3))  # type: ignore[arg-type]
     next(iterator)
@@ -184,19 +194,17 @@ def other_thread_trains_on() -> Any:
     """A thread that is no daemon outlives the main program, and gets its whole epoch."""
     main = threading.main_thread()
 
-    def wait_for_main(index: int) -> int:
-        main.join()  # returns as soon as the interpreter has begun to exit
-        return index
-
-    class Waiting:
+    class AfterMain:
         def __len__(self) -> int:
             return 40
 
         def __getitem__(self, index: int) -> int:
-            return wait_for_main(index)
+            main.join()  # returns as soon as the interpreter has begun to exit
+            time.sleep(0.02)
+            return index
 
     def train() -> None:
-        loader = MinatoLoader(Waiting(), num_workers=3)  # type: ignore[arg-type]
+        loader = MinatoLoader(AfterMain(), num_workers=3)  # type: ignore[arg-type]
         assert len(list(loader)) == 40
         assert len(list(loader)) == 40
         print("trained", flush=True)
@@ -255,6 +263,7 @@ CASES: dict[str, Callable[[], Any]] = {
         persistent,
         several,
         long_operators,
+        cleans_up,
         idle,
         just_started,
         dropped,

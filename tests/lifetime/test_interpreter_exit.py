@@ -27,6 +27,7 @@ TIMEOUT = 600.0
 pytestmark = pytest.mark.timeout(TIMEOUT)
 
 CODES = {"exit_code": 3, "uncaught": 1, "inside_asyncio_for": 4}
+OUTPUT = {"cleans_up": "cleaned up\n", "other_thread_trains_on": "trained\n"}
 WITH_UVLOOP = tuple(exits.CASES)
 #: Those where it may make a difference that the engine's loop is Python's own.
 WITH_ASYNCIO = (
@@ -96,7 +97,7 @@ def check(case: str, results: list[dict[str, Any]]) -> None:
     assert min(seconds) < PROMPT
     assert max(seconds) < PATIENCE
     for result in results:
-        assert result["stdout"] == ("trained\n" if case == "other_thread_trains_on" else "")
+        assert result["stdout"] == OUTPUT.get(case, "")
         if case == "uncaught":
             assert_only_the_users_traceback(result["stderr"])
         else:
