@@ -190,9 +190,10 @@ class TestSeveralConsumers:
         )
         assert samples_in(batch for part in parts for batch in part) == once_each(range(600))
 
-    async def test_every_task_sees_the_end(self) -> None:
-        for _ in range(30):
-            iterator = iter(MinatoLoader(range(2), num_workers=2))
+    @pytest.mark.parametrize("prefetch_factor", [1, 5])
+    async def test_every_task_sees_the_end(self, prefetch_factor: int) -> None:
+        for _ in range(20):
+            iterator = iter(MinatoLoader(range(2), num_workers=1, prefetch_factor=prefetch_factor))
             parts = await asyncio.gather(*(collect(iterator) for _ in range(4)))
             assert samples_in(batch for part in parts for batch in part) == once_each(range(2))
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
+from minato_async.engine.claim_size import ClaimSize
 from tests.loaders import IN_ORDER, OURS, LoaderKind
 from tests.threads import wait_for_new_threads
 
@@ -397,7 +398,8 @@ class TestCollating:
         assert "index 2 is tuple(tensor(200001,)" in notes_of(caught.value)
         assert "RowLeaf" not in notes_of(caught.value)
 
-    def test_unequal_small_parts_beside_large_ones(self) -> None:
+    def test_unequal_small_parts_beside_large_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ClaimSize, "next", lambda self: 1)
         samples = [(torch.zeros(200_000), torch.zeros(1 + (i == 1))) for i in range(4)]
         with (
             iterating(MinatoLoader(samples, 4, num_workers=2, in_order=True)) as iterator,
@@ -405,6 +407,7 @@ class TestCollating:
         ):
             next(iterator)
         assert "index 1 is tuple(tensor(200000,) float32, tensor(2,)" in notes_of(caught.value)
+        assert "RowLeaf" not in notes_of(caught.value)
 
     def test_samples_that_cannot_be_described(self, our_kind: LoaderKind) -> None:
         class Odd:

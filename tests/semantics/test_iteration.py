@@ -302,10 +302,12 @@ class TestThreads:
         assert samples_in(batches) == once_each(range(400))
         assert data.calls == once_each(range(400))
 
-    def test_every_thread_sees_the_end(self) -> None:
-        """A thread that waits for a batch while another takes the last one must not wait on."""
-        for _ in range(30):
-            iterator = iter(MinatoLoader(range(3), num_workers=2))
+    @pytest.mark.parametrize("prefetch_factor", [1, 5])
+    def test_every_thread_sees_the_end(self, prefetch_factor: int) -> None:
+        """A thread that waits for a batch while another takes the last one must not wait on,
+        whether the end was known before or shows when another is to be drawn."""
+        for _ in range(20):
+            iterator = iter(MinatoLoader(range(3), num_workers=1, prefetch_factor=prefetch_factor))
             consumers = [InThread(lambda it=iterator: list(it)) for _ in range(5)]
             batches = [batch for consumer in consumers for batch in consumer.result()]
             assert samples_in(batches) == once_each(range(3))

@@ -52,6 +52,16 @@ def test_one_slow_claim_ends_the_large_ones_and_cheap_ones_bring_them_back_slowl
     assert claims_until_large > 20
 
 
+def test_the_estimate_rises_faster_than_it_sinks() -> None:
+    """Two claims as slow as the first was cheap: the first of them halves the difference."""
+    size = ClaimSize()
+    size.observe(1, CHEAP)
+    for _ in range(8):
+        size.next()
+    size.observe(1, 2 * WORTH)
+    assert size.next() == 1
+
+
 def test_claims_of_no_tickets_say_nothing() -> None:
     """A claim whose first ticket failed has run none."""
     size = ClaimSize()
