@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sysconfig
 import threading
 import time
 from collections import deque
@@ -38,6 +39,11 @@ ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
 
 #: Seconds that threads get to end which have nothing left to do.
 _LAST_LINE = 0.1
+
+#: Seconds after which an idle worker comes back to Python for a moment, where Python is
+#: free-threaded: there, what a thread has made and another was the last to use is freed by the
+#: thread that has made it, between two bytecodes. Else batches stay in memory while workers idle.
+_BREATH = 0.5 if sysconfig.get_config_var("Py_GIL_DISABLED") else None
 
 
 class Engine:
@@ -339,7 +345,8 @@ class Engine:
                     return None
                 bell = Bell()
                 self._idle.append(bell)
-            bell.wait()
+            while not bell.wait(_BREATH):
+                pass
 
     def wake(self) -> None:
         with self._lock:
