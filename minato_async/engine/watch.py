@@ -48,7 +48,8 @@ class DeadlineWatch:
                 continue
             if entry.handed_off or elapsed < loading.stuck_after:
                 continue
-            if slots.active >= slots.most:
+            # Where all that may run are wanted anyway, nobody could take its place.
+            if slots.wanted >= slots.most or slots.active >= slots.most:
                 continue
             if self._helps(entry, now, suspects) and entry.job.hand_off():
                 slots.hand_off(entry)
