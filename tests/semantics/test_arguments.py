@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import minato_async
 from minato_async import MinatoLoader
 from tests.loaders import LoaderKind
 
-from .support import iterating, lists, once_each, samples_in
+from .support import PATIENCE, iterating, lists, once_each, samples_in
 
 BATCHES = [[0, 1], [2]]
 
@@ -190,8 +191,31 @@ class TestLikeTorch:
         self, cls: type[DataLoader[Any]], before: int, after: int
     ) -> None:
         loader = cls(range(5), 2, num_workers=before)  # type: ignore[arg-type]
+        assert lists(loader) == [[0, 1], [2, 3], [4]]
         loader.num_workers = after
         assert lists(loader) == [[0, 1], [2, 3], [4]]
+
+    def test_changed_number_of_workers_is_what_loads(self) -> None:
+        class Together:
+            """Samples that can only be loaded three at a time."""
+
+            def __init__(self) -> None:
+                self.barrier: threading.Barrier | None = None
+
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> int:
+                if self.barrier is not None:
+                    self.barrier.wait(PATIENCE)
+                return index
+
+        data = Together()
+        loader = MinatoLoader(data, num_workers=1, in_order=True)
+        assert lists(loader) == [[0], [1], [2]]
+        data.barrier = threading.Barrier(3)
+        loader.num_workers = 3
+        assert lists(loader) == [[0], [1], [2]]
 
     def test_workers_may_be_added_where_there_were_none(self) -> None:
         """torch fails here, for want of a prefetch factor; waiting for ever is no answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -103,6 +104,14 @@ class TestAsyncFor:
 
 
 class TestCancelling:
+    @pytest.fixture(autouse=True)
+    async def no_callback_fails(self) -> AsyncIterator[None]:
+        """A bell that rings for a waiter which is gone must not disturb the loop."""
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: failures.append(about))
+        yield
+        assert failures == []
+
     @pytest.mark.parametrize("in_order", [True, False])
     async def test_loses_no_batch(self, in_order: bool) -> None:
         """Cancelled at every moment: before it waits, while it waits, when the news is on its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections import OrderedDict, namedtuple
@@ -121,7 +122,7 @@ def unchanged(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 TENSORS = [
-    *[contiguous] * 6,
+    *[contiguous] * 12,
     *(transposed, channels_last, every_second, expanded, odd_strides),
     *(with_gradient, subclass, inference, conjugated),
 ]
@@ -129,14 +130,19 @@ DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64),
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16),
 ]
-ARRAYS = [*[unchanged] * 4, as_fortran, reversed_rows, big_endian, read_only]
+ARRAYS = [*[unchanged] * 8, as_fortran, reversed_rows, big_endian, read_only]
 ARRAY_DTYPES = [
     *("float16", "float32", "float64", "longdouble", "complex64", "bool", "str", "object"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 ]
 SCALARS: list[Any] = [1, 2.5, True, "text", b"bytes", None, np.float32(1.5), np.int64(3), 1j]
 
-shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+#: Mostly large enough for rows: small ones would all go through torch's collate.
+SHAPES = [
+    *((4,), (16,), (2, 3), (4, 3), (1, 5), (8, 1), (3, 4, 5), (1, 4, 4), (3, 1, 4), (2, 2, 2)),
+    *((), (0,), (1,), (2, 0), (1, 1)),
+]
+shapes = st.sampled_from(SHAPES)
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,54 @@ def test_rows_give_what_torch_gives(data: st.DataObject) -> None:
     assert_same(found, expected)
 
 
+T, F64 = torch.ones(2, 4), torch.ones(2, 4, dtype=torch.float64)
+A = np.ones((2, 4), np.float32)
+
+#: Batches in which one sample is almost like the others.
+ODD_BATCHES: list[list[Any]] = [
+    [T, F64],
+    [F64, T],
+    [T, T.int()],
+    [T, A],
+    [A, T],
+    [A, A.astype(np.float64)],
+    [A, A, T, A],
+    [T, torch.ones(4)],
+    [torch.ones(1, 4), T],
+    [T, torch.ones(2, 4, requires_grad=True)],
+    [T, T.t().contiguous().t()],
+    [T, torch.ones(2)],
+    [T, T.as_subclass(MyTensor)],
+    [T, T.tolist()],
+    [T, None],
+    [T, {None: T}],
+    [{None: T}, T],
+    [(T,), [T]],
+    [[T], (T,)],
+    [(T,), {0: T}],
+    [{0: T}, (T,)],
+    [(T, 1), (T, 1, 2)],
+    [(T, 1), (T,)],
+    [{"a": T}, {"a": T, "b": T}],
+    [{"a": T, "b": T}, {"a": T}],
+    [{"a": T, "b": 1}, {"b": 2, "a": T}],
+    [(T, T), (T, F64)],
+    [(T, A), (A, T)],
+]
+
+
+@pytest.mark.parametrize("samples", ODD_BATCHES)
+def test_odd_samples_are_left_to_torch(samples: list[Any]) -> None:
+    expected, expected_error = attempt(lambda: default_collate(list(samples)))
+    for order in itertools.permutations(range(len(samples))):
+        for skipped in (set(), {0}, {len(samples) - 1}):
+            found, error = attempt(
+                lambda o=list(order), s=skipped: through_rows(list(samples), o, s)
+            )
+            assert error == expected_error
+            assert_same(found, expected)
+
+
 @settings(max_examples=200)
 @given(leaves)
 def test_a_row_is_written_exactly_where_it_should_be(leaf: Leaf) -> None:
@@ -339,12 +393,21 @@ class TestRowsAreTaken:
             lambda: torch.ones(9, device="meta"),
             lambda: torch.nested.nested_tensor([torch.ones(9), torch.ones(8)]),
             lambda: torch.nn.Parameter(torch.ones(9)),
+            lambda: torch.ones(9, requires_grad=True),
+            lambda: torch.ones(9, 9).t(),
+            lambda: torch.ones(9, dtype=torch.complex64).conj(),
+            lambda: torch._neg_view(torch.ones(9)),
+            lambda: torch.quantize_per_tensor(torch.ones(99), 0.1, 0, torch.qint8),
+            lambda: torch.ones(9).as_subclass(MyTensor),
+            lambda: np.ones((9, 9)).T[1:],
+            lambda: np.ones(9, ">f4"),
             lambda: np.ones(9).view(np.recarray),
             lambda: np.ones(9, "datetime64[s]"),
             lambda: np.ones(9, np.longdouble),
         ],
     )
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_nowhere_else(self, make: Callable[[], Any]) -> None:
         assert not DefaultRowWriter().pays(make())
 

@@ -312,6 +312,30 @@ class TestThreads:
             batches = [batch for consumer in consumers for batch in consumer.result()]
             assert samples_in(batches) == once_each(range(3))
 
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_end_that_shows_while_others_wait(self, persistent: bool) -> None:
+        """One thread takes the last batch and asks the sampler for more, the others wait for it;
+        then there is no more."""
+        iterators: list[Any] = []
+
+        class Sampler:
+            def __iter__(self) -> Iterator[int]:
+                yield 0
+                while len(iterators[0]._epoch.delivery._waiting) < 2:
+                    pass
+
+        loader = MinatoLoader(
+            range(1),
+            sampler=Sampler(),
+            num_workers=1,
+            prefetch_factor=1,
+            persistent_workers=persistent,
+        )
+        with iterating(loader) as iterator:
+            iterators.append(iterator)
+            consumers = [InThread(lambda: list(iterator)) for _ in range(3)]
+            assert sorted(len(consumer.result()) for consumer in consumers) == [0, 0, 1]
+
     def test_loader_in_a_dataset(self) -> None:
         """Samples that come from another loader, each worker running one of its own."""
         inner = MinatoLoader(range(6), 3, num_workers=2)
