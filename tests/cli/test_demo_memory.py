@@ -41,7 +41,7 @@ def peak(program: str) -> float:
     with running(program) as process:
         memory = PeakMemory(process.pid)
         with memory:
-            pass  # It looks before it first waits.
+            pass  # It looks at least once.
     return memory.peak / MIB
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_async import MinatoLoader
+from tests.threads import wait_for_new_threads
 
 from .datasets import (
     SOON,
@@ -213,9 +214,7 @@ class TestErrors:
         loader = MinatoLoader(Failing(raiser(KeyError("x"), (0, 0))), num_workers=2)
         with pytest.raises(KeyError) as kept:
             next(iter(loader))
-        for thread in set(threading.enumerate()) - before:
-            thread.join(SOON)
-        assert set(threading.enumerate()) <= before
+        assert wait_for_new_threads(before, SOON) == []
         assert kept.value.__traceback__ is not None
 
 
@@ -226,7 +225,7 @@ class TestEnd:
         loader = MinatoLoader(dataset, num_workers=3, persistent_workers=how == "again")
         iterator = iter(loader)
         next(iterator)
-        # All three shards have come to their bound: nothing but the end of the epoch moves them.
+        # All three shards have begun, and nothing but the end of the epoch ends them.
         lists(islice(iterator, 5))
         if how == "close":
             iterator.close()
@@ -237,6 +236,7 @@ class TestEnd:
         dataset.await_closed(3)
         assert all(name.startswith("minato-worker") for name in dataset.closed_in)
         if how == "again":
+            lists(islice(iterator, 6))
             iterator.close()
             dataset.await_closed(3)
 

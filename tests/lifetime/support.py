@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import psutil
 
+from tests.threads import wait_for_threads
+
 #: Seconds after which a wait that should have ended long ago fails its test.
 PATIENCE = 30.0
 
@@ -98,10 +100,7 @@ def started_threads(count: int) -> list[threading.Thread]:
 
 def wait_for_end(threads: Iterable[threading.Thread]) -> None:
     """Wait for `threads` to end by themselves."""
-    for thread in threads:
-        thread.join(PATIENCE)
-    alive = [thread.name for thread in threads if thread.is_alive()]
-    assert not alive, f"still running: {alive}"
+    assert wait_for_threads(threads, PATIENCE) == []
 
 
 def all_ours_end() -> None:

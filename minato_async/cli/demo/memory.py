@@ -57,13 +57,13 @@ class PeakMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop to watch."""
+        """Stop to watch, having looked at least once."""
         self._ended.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        pause = 0.0
-        while not self._ended.wait(pause):
+        ended = False
+        while not ended:
             begin = time.thread_time()
             try:
                 pids = [self._root.pid, *(p.pid for p in self._root.children(recursive=True))]
@@ -71,6 +71,7 @@ class PeakMemory:
                 return
             self.peak = max(self.peak, self._look(pids))
             pause = max(_LEAST_PAUSE, (time.thread_time() - begin) / _LOOKING_SHARE)
+            ended = self._ended.wait(pause)
 
 
 def _tree_pss(pids: Iterable[int]) -> int:
