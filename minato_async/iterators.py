@@ -304,6 +304,8 @@ class MapIterator(EngineIterator):
         # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
         self._drawing = threading.Lock()
         self._drawn_all = False
+        #: For the last batch that was taken, what had to be drawn was: Ctrl-C did not prevent it.
+        self._drawn = False
         super().__init__(loader)
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
@@ -339,6 +341,7 @@ class MapIterator(EngineIterator):
         """Draw batches until enough are ahead of the consumer."""
         epoch = self._epoch
         with self._drawing:
+            self._drawn = False
             while not self._drawn_all and self._wants_more(epoch):
                 try:
                     indices, unit = self._tickets(next(self._sampler))
@@ -363,11 +366,13 @@ class MapIterator(EngineIterator):
                 else:
                     repeats = () if self._repeats is None else self._repeats.count(indices)
                     self._engine.draw(epoch, indices, unit, repeats)
+            self._drawn = True
 
     def _make_up(self) -> None:
         # Not while another consumer waits for the sampler: a batch may be ready.
-        if not self._drawing.locked():
+        if not (self._drawn or self._drawing.locked()):
             self._draw()
+        self._drawn = False
 
     def _take_draw_errors(self) -> list[BaseException]:
         with self._drawing:

@@ -39,6 +39,9 @@ class NoStreams:
     def begin(self, resolve: Any) -> None:
         """Nothing to do: every draw comes from the process-wide generators."""
 
+    def end(self) -> None:
+        self.ticket = None
+
     def detach(self) -> Any:
         return None
 

@@ -35,15 +35,19 @@ class Batch:
         "ready",
         "rows",
         "samples",
+        "size",
         "unit",
         "void",
     )
 
-    def __init__(self, size: int, unit: int) -> None:
+    def __init__(self, size: int, unit: int, indices: Sequence[Any] = ()) -> None:
         self.unit = unit
-        self.samples: list[Any] = [None] * size
-        #: The index of the sample in each row, for error messages.
-        self.indices: list[Any] = [None] * size
+        self.size = size
+        #: Made when the first sample comes, unless one worker brings them all.
+        self.samples: list[Any] = []
+        #: The index of the sample in each row, for error messages. Whoever changes it makes a
+        #: copy: a batch as drawn shares it with its block.
+        self.indices: Sequence[Any] = indices
         self.missing = size
         #: Rows whose samples keep a place in the window until the batch is delivered.
         self.held = 0
@@ -60,14 +64,15 @@ class Batch:
         self.content: Any = None
         self.ready = False
 
-    @property
-    def size(self) -> int:
-        return len(self.samples)
-
-    def put(self, row: int, samples: Sequence[Any]) -> None:
-        """Fill the places from `row` on."""
+    def put(self, row: int, samples: list[Any]) -> None:
+        """Fill the places from `row` on. The list is the batch's own from now on."""
         count = len(samples)
-        self.samples[row : row + count] = samples
+        if count == self.size:
+            self.samples = samples
+        else:
+            if not self.samples:
+                self.samples = [None] * self.size
+            self.samples[row : row + count] = samples
         self.missing -= count
         self.held += count
 
@@ -80,8 +85,12 @@ class Batch:
         """Before collating: the samples that were not skipped move together. The batch is void
         if there are none."""
         self.void = len(self.holes) == self.size
+        self.indices = list(self.indices)
         for row in sorted(self.holes, reverse=True):
-            del self.samples[row], self.indices[row]
+            del self.indices[row]
+            if self.samples:
+                del self.samples[row]
+        self.size = len(self.indices)
         self.holes.clear()
 
     def take_content(self) -> Any:
@@ -90,14 +99,15 @@ class Batch:
         return content
 
     def forget_samples(self) -> None:
-        self.samples = [None] * self.size
+        self.samples = []
         self.rows = None
         self.held = 0
 
     def shorten(self) -> None:
         """Give up the places that nothing will fill, all of them at the end."""
-        filled = self.size - self.missing
-        del self.samples[filled:], self.indices[filled:]
+        self.size -= self.missing
+        self.indices = self.indices[: self.size]
+        del self.samples[self.size :]
         self.missing = 0
 
 
@@ -128,8 +138,7 @@ class AsDrawn:
     """Batches are those that the sampler drew, row for row."""
 
     def expect(self, block: Block) -> Batch | None:
-        block.batch = Batch(len(block.indices), block.unit)
-        block.batch.indices = list(block.indices)
+        block.batch = Batch(len(block.indices), block.unit, block.indices)
         return block.batch
 
     def place(self, block: Block, row: int, count: int) -> list[Place]:
@@ -164,6 +173,8 @@ class ReadyFirst:
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
         self._forming: Batch | None = None
+        #: Those of the samples in the batch that is being formed.
+        self._indices: list[Any] = []
         self._placed = 0
 
     def expect(self, block: Block) -> Batch | None:
@@ -174,11 +185,13 @@ class ReadyFirst:
         places: list[Place] = []
         while count:
             if self._forming is None:
-                self._forming, self._placed = Batch(self._sizes.popleft(), block.unit), 0
+                self._indices = []
+                self._forming = Batch(self._sizes.popleft(), block.unit, self._indices)
+                self._placed = 0
             batch, first = self._forming, self._placed
             fitting = min(count, batch.size - first)
             places.append((batch, first, fitting))
-            batch.indices[first : first + fitting] = block.indices[row : row + fitting]
+            self._indices += block.indices[row : row + fitting]
             self._placed += fitting
             if self._placed == batch.size:
                 self._forming = None
@@ -189,8 +202,7 @@ class ReadyFirst:
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its
         own, and the last batch of the epoch is one sample shorter."""
-        batch = Batch(1, block.unit)
-        batch.indices[0] = block.indices[row]
+        batch = Batch(1, block.unit, [block.indices[row]])
         batch.failure, batch.lost = error, True
         return batch
 

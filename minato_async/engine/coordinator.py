@@ -54,6 +54,10 @@ class Coordinator:
             self._ask(loading, now)
         return given_up
 
+    def forget(self) -> None:
+        """The epoch is over: keep nothing of it."""
+        self._loading = None
+
     def _begin(self, loading: Loading, now: float) -> None:
         self._loading = loading
         self._asked, self._ticks, self._active = now, 0, 0

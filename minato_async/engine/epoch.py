@@ -120,26 +120,36 @@ class Epoch:
 
     def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
         """`tickets` tickets took `costs` seconds together, step by step."""
-        self._claim_size.observe(tickets, sum(costs))
+        self._claim_size.observe(tickets, costs[0] if len(costs) == 1 else sum(costs))
 
     def settle(self, block: Block, row: int, samples: list[Any]) -> list[Batch]:
         """The tickets from `row` on became `samples`; returns the batches that these complete."""
         completed: list[Batch] = []
-        for start, stop in self._undecided(block, row, row + len(samples)):
-            self._decide(block, start, stop - start)
-            first = start - row
-            for batch, place, count in self._builder.place(block, start, stop - start):
-                self._fill(block, batch, place, samples[first : first + count], completed)
-                first += count
-        return completed + self._complete_last()
+        count = len(samples)
+        if count and self._decide(block, row, count):
+            self._place(block, row, samples, completed)
+        elif count > 1:
+            # Somebody has decided some of them: the others count.
+            for number, sample in enumerate(samples):
+                if self._decide(block, row + number, 1):
+                    self._place(block, row + number, [sample], completed)
+        if self.feed.drawn_all:
+            completed += self._complete_last()
+        return completed
 
-    def _undecided(self, block: Block, start: int, stop: int) -> list[tuple[int, int]]:
-        """The runs of rows, from `start` up to `stop`, whose tickets nobody has decided."""
-        if self.abandoned or start == stop:
-            return []
-        if not any(block.settled[start:stop]):
-            return [(start, stop)]
-        return [(row, row + 1) for row in range(start, stop) if not block.settled[row]]
+    def _place(
+        self, block: Block, row: int, samples: list[Any], completed: list[Batch]
+    ) -> None:
+        """Give the samples of the tickets from `row` on their places."""
+        places = self._builder.place(block, row, len(samples))
+        if len(places) == 1:
+            batch, place, _ = places[0]
+            self._fill(block, batch, place, samples, completed)
+            return
+        first = 0
+        for batch, place, count in places:
+            self._fill(block, batch, place, samples[first : first + count], completed)
+            first += count
 
     def place(self, block: Block, row: int) -> tuple[Batch, int] | None:
         """As `settle`, for one sample that is yet to be written to the place returned. `fill`
@@ -179,7 +189,7 @@ class Epoch:
         batch = block.batch
         if batch is None:
             # An item of its own, as a failure would be: the consumer has to draw another sample.
-            gap = Batch(1, block.unit)
+            gap = Batch(1, block.unit, [block.indices[row]])
             gap.void = True
             self.delivery.put(gap)
             return self._complete_last()
@@ -201,7 +211,7 @@ class Epoch:
 
     def _decide(self, block: Block, row: int, count: int) -> bool:
         """The one state change that makes tickets count; False: somebody else's result did."""
-        if self.abandoned or any(block.settled[row : row + count]):
+        if self.abandoned or block.settled.find(1, row, row + count) >= 0:
             return False
         block.settled[row : row + count] = b"\x01" * count
         return True

@@ -48,6 +48,8 @@ class SampleJob:
             bound.context.run(self._run, bound, worker.name)
         finally:
             current.job = None
+            # An idle worker must not keep the samples of its last job.
+            bound.streams.end()
             if self.slow:
                 with self._lock:
                     self._epoch.lanes.slow_running -= 1
@@ -209,7 +211,8 @@ class SampleJob:
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
         failure: BaseException | None = None
-        bound.streams.begin(lambda _: self._recipe.seed(tuple(batch.indices), 0, 0))
+        recipe = self._recipe
+        bound.streams.begin(lambda _: recipe.seed(tuple(batch.indices), 0, 0))
         bound.streams.ticket = batch
         current.job = None
         if batch.holes:
@@ -225,7 +228,7 @@ class SampleJob:
         finally:
             current.job = self
         # Here and not under the lock: freeing takes time, and a finalizer is user code.
-        batch.samples, batch.rows = [None] * batch.size, None
+        batch.samples, batch.rows = [], None
         with self._lock:
             self._epoch.collated(batch, content, failure)
         self._due.ring()
@@ -298,8 +301,10 @@ class ClaimJob(SampleJob):
     def _settle_finished(self, tickets: int, seconds: float) -> list[Batch]:
         """Give the finished samples their places, having run `tickets` in `seconds`."""
         with self._lock:
-            self._epoch.observe([seconds], tickets)
-            row, samples = self._take_finished()
+            self._epoch.observe((seconds,), tickets)
+            # The list itself and no copy: nothing is appended to it any more.
+            row, samples = self._first, self._samples
+            self._first, self._samples = row + len(samples), []
             if len(samples) != 1:
                 completed = self._epoch.settle(self._block, row, samples)
         if len(samples) == 1:

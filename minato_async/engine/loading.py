@@ -20,7 +20,7 @@ class Sync:
     """What everything in one engine is guarded by, and how its waiting threads are woken."""
 
     #: Held for microseconds, never while user code runs.
-    lock: threading.Lock
+    lock: threading.RLock
     #: Rung by whoever held the lock, after its release.
     due: DueBells
     #: Adds to `due` the bells of as many idle workers, if there are so many.

@@ -70,7 +70,7 @@ class MapEpoch(Epoch):
         return super().jobs_waiting + len(self.lanes.temp_queue) + len(self._failed)
 
     def next_job(self) -> Job | None:
-        if (claim := self._take_left_over()) is not None:
+        if self._left_over and (claim := self._take_left_over()) is not None:
             return ClaimJob(claim, self)
         slots, lanes = self.sync.slots, self.lanes
         while slots.free:

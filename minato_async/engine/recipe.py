@@ -44,6 +44,9 @@ class Streams(Protocol):
     def begin(self, resolve: Callable[[Any], int]) -> None:
         """What follows are other tickets. `resolve` gives the seed of one, at its first draw."""
 
+    def end(self) -> None:
+        """Keep nothing of the last ticket."""
+
     def detach(self) -> Any:
         """The state of the running sample's stream, which goes on elsewhere."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import threading
@@ -154,9 +153,10 @@ class ThreadExecutor:
         try:
             with self._setup(worker):
                 while (job := self._source.take(worker)) is not None:
-                    # Nobody waits for the result of a sample that is cancelled.
-                    with contextlib.suppress(SampleCancelled):
+                    try:
                         job.run(worker)
+                    except SampleCancelled:
+                        pass  # nobody waits for the result
                     # A finished job holds its samples: an idle worker must not keep them.
                     del job
         except SampleCancelled:

@@ -86,6 +86,12 @@ class SampleStreams:
         self._resolve = resolve
         self._forget()
 
+    def end(self) -> None:
+        """Keep nothing of the last sample: no others may follow for a while."""
+        self._resolve = _entropy
+        self.ticket = None
+        self._forget()
+
     def _streams(self) -> list[Any]:
         return [self.python, self.numpy, self.torch] if HAS_NUMPY else [self.python, self.torch]
 

@@ -33,11 +33,10 @@ class TestBatch:
         batch.put(0, ["a"])
         batch.rows = object()
         batch.forget_samples()
-        assert (batch.samples, batch.rows, batch.held, batch.size) == ([None, None], None, 0, 2)
+        assert (batch.samples, batch.rows, batch.held, batch.size) == ([], None, 0, 2)
 
     def test_is_shortened_to_what_it_has(self) -> None:
-        batch = Batch(4, 1)
-        batch.indices[:2] = ["a", "b"]
+        batch = Batch(4, 1, ["a", "b"])
         batch.put(0, ["A", "B"])
         batch.shorten()
         assert (batch.samples, batch.indices, batch.missing) == (["A", "B"], ["a", "b"], 0)

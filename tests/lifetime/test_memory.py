@@ -1,0 +1,212 @@
+"""What was loaded is freed: batches that were used, that nobody took, and that wait no more."""
+
+from __future__ import annotations
+
+import gc
+import sysconfig
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_async import MinatoLoader
+from tests.lifetime.support import (
+    Gate,
+    Samples,
+    all_ours_end,
+    as_list,
+    eventually,
+    no_collector,
+    resident,
+)
+
+MIB = 2**20
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+ORDERS = pytest.mark.parametrize("in_order", [True, False], ids=["in_order", "any_order"])
+
+
+class Counted:
+    """Counts how many of its kind are in memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._freed: deque[None] = deque()
+        self.most = 0
+        self.made = 0
+
+    def __call__(self, index: int) -> Any:
+        with self._lock:
+            self.made += 1
+            self.most = max(self.most, self.alive)
+        # No lock there: a sample may be freed by the thread that holds it.
+        return _Sample(self._freed)
+
+    @property
+    def alive(self) -> int:
+        return self.made - len(self._freed)
+
+
+class _Sample:
+    def __init__(self, freed: deque[None]) -> None:
+        self._freed = freed
+
+    def __del__(self) -> None:
+        self._freed.append(None)
+
+
+def make_loader(dataset: Any, **options: Any) -> MinatoLoader[Any]:
+    defaults: dict[str, Any] = {"num_workers": 3, "collate_fn": as_list, "scheduler": "fixed"}
+    return MinatoLoader(dataset, **(defaults | options))
+
+
+@ORDERS
+def test_used_batches_are_freed_while_the_workers_that_made_them_idle(in_order: bool) -> None:
+    counted = Counted()
+    loader = make_loader(
+        Samples(64, counted), batch_size=4, persistent_workers=True, in_order=in_order
+    )
+    with no_collector():
+        for batch in loader:
+            del batch
+        assert eventually(lambda: counted.alive == 0)
+    assert counted.made == 64
+
+
+@ORDERS
+@pytest.mark.parametrize("window", [24, 6])
+def test_no_more_than_the_window_is_in_memory(window: int, in_order: bool) -> None:
+    counted = Counted()
+    loader = make_loader(
+        Samples(300, counted), batch_size=4, max_queue_size=window, in_order=in_order
+    )
+    with no_collector():
+        number = 0
+        for batch in loader:  # and not `enumerate`, which keeps the last one
+            del batch
+            number += 1
+            if number % 15 == 0:
+                # Free-threaded Python leaves it to the thread that made a sample to free it, which
+                # may take that thread a moment.
+                assert eventually(lambda: counted.alive <= window)
+    assert counted.made == 300
+    if not FREE_THREADED:
+        # And the batch in hand while the next one is taken.
+        assert counted.most <= window + 2 * 4
+
+
+@ORDERS
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_break_frees_what_was_queued(persistent: bool, in_order: bool) -> None:
+    counted = Counted()
+    size = 8192
+    loader = make_loader(
+        Samples(8 * size, counted),
+        batch_size=size,
+        in_order=in_order,
+        persistent_workers=persistent,
+    )
+    with no_collector():
+        for batch in loader:
+            del batch
+            break
+        del loader
+        all_ours_end()
+        assert eventually(lambda: counted.alive == 0)
+    assert counted.made > size
+
+
+@ORDERS
+def test_a_new_epoch_frees_what_the_last_has_left(in_order: bool) -> None:
+    counted = Counted()
+    gate = Gate(free=range(100))
+
+    def make(index: int) -> Any:
+        gate(index)
+        return counted(index)
+
+    loader = make_loader(
+        Samples(200, make), batch_size=10, in_order=in_order, persistent_workers=True
+    )
+    with no_collector():
+        next(iter(loader))
+        gate.wait_until(lambda gate: gate.calls.total() >= 60)
+        iterator = iter(loader)
+        gate.let_go()
+        for batch in iterator:
+            del batch
+        assert eventually(lambda: counted.alive == 0)
+
+
+@ORDERS
+def test_a_failed_batch_is_freed(in_order: bool) -> None:
+    counted = Counted()
+
+    def make(index: int) -> Any:
+        if index % 8 == 7:
+            raise ZeroDivisionError
+        return counted(index)
+
+    loader = make_loader(
+        Samples(64, make), batch_size=8, in_order=in_order, persistent_workers=True
+    )
+    failures = 0
+    iterator = iter(loader)
+    while True:
+        try:
+            batch = next(iterator)
+            del batch
+        except ZeroDivisionError:
+            failures += 1
+        except StopIteration:
+            break
+    assert failures == 8
+    # A traceback refers to frames that refer to the failure: that is for the collector.
+    assert eventually(lambda: gc.collect() >= 0 and counted.alive == 0)
+
+
+def test_large_batches_that_were_queued_go_back_to_the_system() -> None:
+    def make(index: int) -> Any:
+        return np.ones(MIB, np.float32)  # 4 MiB
+
+    gate = Gate()
+    gate.let_go()
+
+    def counted(index: int) -> Any:
+        gate(index)
+        return make(index)
+
+    before = resident()
+    for batch in make_loader(Samples(1000, counted), batch_size=8, num_workers=4):
+        assert len(batch) == 8
+        gate.wait_until(lambda gate: gate.calls.total() >= 64)
+        assert resident() - before > 128 * MIB
+        break
+    del batch
+    all_ours_end()
+    assert eventually(lambda: resident() - before < 64 * MIB), (resident() - before) / MIB
+
+
+@ORDERS
+@pytest.mark.parametrize("persistent", [False, True])
+def test_memory_stays_flat_over_many_epochs(persistent: bool, in_order: bool) -> None:
+    def make(index: int) -> torch.Tensor:
+        return torch.full((256, 256), float(index))  # 256 KiB
+
+    loader = MinatoLoader(
+        Samples(64, make),  # type: ignore[arg-type]
+        batch_size=8,
+        num_workers=3,
+        prefetch_factor=2,
+        in_order=in_order,
+        persistent_workers=persistent,
+    )
+    after: list[int] = []
+    for _ in range(20):
+        assert sum(len(batch) for batch in loader) == 64
+        after.append(resident())
+    # An epoch is 16 MiB, and twice that while its batches are made.
+    assert max(after[10:]) - max(after[:5]) < 32 * MIB, [size // MIB for size in after]
