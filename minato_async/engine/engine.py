@@ -335,8 +335,12 @@ class Engine:
 
     def take(self, worker: Worker) -> Job | None:
         while True:
+            bell: Bell | None = None
             with self._lock:
-                self._slots.leave(worker)
+                last = self._slots.leave(worker)
+                if last is not None:
+                    last.conclude()
+                    del last
                 ending = self._closed or worker.retiring
                 job: Job | None = None
                 if self._left_over:
@@ -349,11 +353,12 @@ class Engine:
                         # Not by the consumer: as long as a worker lives, the loop does.
                         self._ticking = True
                         self._loop.call_soon(self._tick)
-                    return job
-                if ending:
-                    return None
-                bell = Bell()
-                self._idle.append(bell)
+                elif not ending:
+                    bell = Bell()
+                    self._idle.append(bell)
+            self._due.ring()
+            if bell is None:
+                return job
             while not bell.wait(_BREATH):
                 pass
 

@@ -137,9 +137,7 @@ class Epoch:
             completed += self._complete_last()
         return completed
 
-    def _place(
-        self, block: Block, row: int, samples: list[Any], completed: list[Batch]
-    ) -> None:
+    def _place(self, block: Block, row: int, samples: list[Any], completed: list[Batch]) -> None:
         """Give the samples of the tickets from `row` on their places."""
         places = self._builder.place(block, row, len(samples))
         if len(places) == 1:

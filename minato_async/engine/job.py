@@ -15,5 +15,8 @@ class UnwatchedJob:
     def hand_off(self) -> bool:
         return False
 
+    def conclude(self) -> None:
+        """Nothing is left to be done."""
+
     def expire(self, seconds: float) -> bool:
         return False

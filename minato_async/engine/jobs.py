@@ -39,6 +39,22 @@ class SampleJob:
         #: The worker is inside a step.
         self._inside = False
         self._worker = ""
+        #: What the worker has collated last and not passed on yet. It waits for the lock that the
+        #: worker takes anyway to get its next job: else the consumer, just woken, would meet the
+        #: worker there.
+        self._collated: tuple[Batch, Any, BaseException | None] | None = None
+
+    def conclude(self) -> None:
+        if self._collated is not None:
+            self._epoch.collated(*self._collated)
+            self._collated = None
+
+    def _pass_on(self) -> None:
+        """Something that may take long comes next."""
+        if self._collated is not None:
+            with self._lock:
+                self.conclude()
+            self._due.ring()
 
     def run(self, worker: Worker) -> None:
         self._worker = worker.name
@@ -206,6 +222,7 @@ class SampleJob:
 
     def _collate_all(self, completed: Sequence[Batch], bound: BoundRecipe, worker: str) -> None:
         for batch in completed:
+            self._pass_on()
             self._collate(batch, bound, worker)
 
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
@@ -229,9 +246,7 @@ class SampleJob:
             current.job = self
         # Here and not under the lock: freeing takes time, and a finalizer is user code.
         batch.samples, batch.rows = [], None
-        with self._lock:
-            self._epoch.collated(batch, content, failure)
-        self._due.ring()
+        self._collated = batch, content, failure
 
     def _seed_of(self, block: Block) -> Callable[[int], int]:
         def seed(row: int) -> int:
@@ -266,6 +281,7 @@ class ClaimJob(SampleJob):
         self._collate_all(self._claim.completed, bound, worker)
         bound.streams.begin(self._seed_of(self._block))
         while self._pending and not self._epoch.abandoned:
+            self._pass_on()
             if len(bound.steps) == 1:
                 self._run_tickets(bound, worker)
             else:

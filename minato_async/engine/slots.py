@@ -58,11 +58,14 @@ class Slots:
     def enter(self, worker: Worker, job: Job) -> None:
         self.running[worker.name] = Running(worker, job, time.monotonic())
 
-    def leave(self, worker: Worker) -> None:
-        """`worker` has no job any more."""
+    def leave(self, worker: Worker) -> Job | None:
+        """`worker` has no job any more: the one that it had is returned."""
         entry = self.running.pop(worker.name, None)
-        if entry is not None and entry.handed_off:
+        if entry is None:
+            return None
+        if entry.handed_off:
             self.handed_off -= 1
+        return entry.job
 
     def hand_off(self, entry: Running) -> None:
         entry.handed_off = True

@@ -43,6 +43,10 @@ class Job(Protocol):
     def describe(self) -> str:
         """What is being done now, in a few words. Any thread, while the job runs."""
 
+    def conclude(self) -> None:
+        """Called once after `run`, when its worker comes for the next job: what is left to be done
+        under the engine's lock, which the caller holds."""
+
     def run(self, worker: Worker) -> None:
         """Do the work. Errors of user code are recorded, not raised: what escapes is a bug."""
 

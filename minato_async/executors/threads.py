@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -151,12 +152,12 @@ class ThreadExecutor:
 
     def _main(self, worker: ThreadWorker) -> None:
         try:
+            # For the result of a sample that is cancelled.
+            nobody_waits = contextlib.suppress(SampleCancelled)
             with self._setup(worker):
                 while (job := self._source.take(worker)) is not None:
-                    try:
+                    with nobody_waits:
                         job.run(worker)
-                    except SampleCancelled:
-                        pass  # nobody waits for the result
                     # A finished job holds its samples: an idle worker must not keep them.
                     del job
         except SampleCancelled:

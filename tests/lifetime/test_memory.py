@@ -6,6 +6,7 @@ import gc
 import sysconfig
 import threading
 from collections import deque
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,10 @@ def test_no_more_than_the_window_is_in_memory(window: int, in_order: bool) -> No
         Samples(300, counted), batch_size=4, max_queue_size=window, in_order=in_order
     )
     with no_collector():
-        number = 0
+        numbers = count()
         for batch in loader:  # and not `enumerate`, which keeps the last one
             del batch
-            number += 1
-            if number % 15 == 0:
+            if next(numbers) % 15 == 0:
                 # Free-threaded Python leaves it to the thread that made a sample to free it, which
                 # may take that thread a moment.
                 assert eventually(lambda: counted.alive <= window)
