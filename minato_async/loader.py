@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from minato_async.cpus import usable_cpus
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
@@ -179,7 +181,25 @@ class MinatoLoader(DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
 
+    def check_worker_number_rationality(self) -> None:
+        """Warn, where torch warns, of more workers than CPUs that this process may use.
+
+        torch's text is about processes, which may freeze a machine; threads do not.
+        """
+        cpus = usable_cpus()
+        if not self.num_workers or self.num_workers <= cpus:
+            return
+        warnings.warn(
+            f"This DataLoader will create {self.num_workers} worker threads in total. Our suggested "
+            f"max number of worker in current system is {cpus}, which is smaller than what this "
+            "DataLoader is going to create. More threads than CPUs help samples that wait, for a "
+            "disk or a network. Samples that compute are loaded no faster by them, and each takes "
+            "memory for the samples that it is at work on: then lower the worker number.",
+            stacklevel=2,
+        )
+
     def _new_iterator(self, iterable: bool) -> EngineIterator:
+        self.check_worker_number_rationality()
         return ShardedIterator(self) if iterable else MapIterator(self)
 
     def __aiter__(self) -> LoaderIterator:
