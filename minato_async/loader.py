@@ -190,11 +190,11 @@ class MinatoLoader(DataLoader[T_co]):
         if not self.num_workers or self.num_workers <= cpus:
             return
         warnings.warn(
-            f"This DataLoader will create {self.num_workers} worker threads in total. Our suggested "
-            f"max number of worker in current system is {cpus}, which is smaller than what this "
-            "DataLoader is going to create. More threads than CPUs help samples that wait, for a "
-            "disk or a network. Samples that compute are loaded no faster by them, and each takes "
-            "memory for the samples that it is at work on: then lower the worker number.",
+            f"This DataLoader will create {self.num_workers} worker threads in total. Our "
+            f"suggested max number of worker in current system is {cpus}, which is smaller than "
+            "what this DataLoader is going to create. More threads than CPUs help samples that "
+            "wait, for a disk or a network. Samples that compute are loaded no faster by them, and "
+            "each takes memory for the samples that it is at work on: lower the number then.",
             stacklevel=2,
         )
 
