@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from minato_async.cpus import usable_cpus
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
-from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
+from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 from minato_async.seeding import install as install_streams
 from minato_async.stats import Stats
@@ -154,23 +154,29 @@ class MinatoLoader(DataLoader[T_co]):
             return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
-        iterator = self._iterate()
-        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
-        self._latest = weakref.ref(iterator)
-        return iterator
-
-    def _iterate(self) -> LoaderIterator:
-        iterable = isinstance(self.dataset, IterableDataset)
-        if self.num_workers == 0:
-            return SerialIterableIterator(self) if iterable else SerialMapIterator(self)
-        if not self.persistent_workers:
-            return self._new_iterator(iterable)
+        if self.num_workers == 0 or not self.persistent_workers:
+            return self._get_iterator()
         iterator: Any = self._iterator
         if iterator is not None and iterator.restartable:
             iterator.restart(self)
+            self._latest = weakref.ref(iterator)
         else:
-            self._iterator = iterator = self._new_iterator(iterable)  # type: ignore[assignment]
+            self._iterator = iterator = self._get_iterator()  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
+
+    def _get_iterator(self) -> LoaderIterator:  # type: ignore[override]
+        """A new iterator. Under this name subclasses of torch's loader ask for one, such as those
+        that keep their workers by never coming to the end of an epoch."""
+        iterable = isinstance(self.dataset, IterableDataset)
+        iterator: LoaderIterator
+        if self.num_workers == 0:
+            iterator = SerialIterableIterator(self) if iterable else SerialMapIterator(self)
+        else:
+            self.check_worker_number_rationality()
+            iterator = ShardedIterator(self) if iterable else MapIterator(self)
+        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
+        self._latest = weakref.ref(iterator)
+        return iterator
 
     @property
     def stats(self) -> Stats:
@@ -197,10 +203,6 @@ class MinatoLoader(DataLoader[T_co]):
             "each takes memory for the samples that it is at work on: lower the number then.",
             stacklevel=2,
         )
-
-    def _new_iterator(self, iterable: bool) -> EngineIterator:
-        self.check_worker_number_rationality()
-        return ShardedIterator(self) if iterable else MapIterator(self)
 
     def __aiter__(self) -> LoaderIterator:
         return self.__iter__()
