@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
 from tests.lifetime.support import our_threads
-from tests.loaders import PARALLEL, LoaderKind
+from tests.loaders import PARALLEL, SERIAL, TORCH, LoaderKind
 
 from .support import lists
 
 LOADERS = [DataLoader, MinatoLoader]
+SEVEN: Any = range(7)
 IN_FOUR = [[0, 1], [2, 3], [4, 5], [6]]
 
 
@@ -82,14 +83,14 @@ def in_background(base: Any) -> type[DataLoader[Any]]:
 @pytest.mark.parametrize("base", LOADERS)
 class TestSubclasses:
     def test_one_endless_epoch(self, base: type, num_workers: int) -> None:
-        loader: Any = never_ending(base)(range(7), 2, num_workers=num_workers)
+        loader: Any = never_ending(base)(SEVEN, 2, num_workers=num_workers)
         assert [lists(loader) for _ in range(3)] == [IN_FOUR] * 3
         next(iter(loader))
         loader.reset()
         assert [lists(loader) for _ in range(2)] == [IN_FOUR] * 2
 
     def test_background_thread(self, base: type, num_workers: int) -> None:
-        loader = in_background(base)(range(7), 2, num_workers=num_workers)  # type: ignore[arg-type]
+        loader = in_background(base)(SEVEN, 2, num_workers=num_workers)
         assert [lists(loader) for _ in range(2)] == [IN_FOUR] * 2
 
     def test_iterator_by_torchs_own_name(self, base: Any, num_workers: int) -> None:
@@ -154,7 +155,8 @@ def test_what_is_asked_of_the_class() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_whatever_torchs_loader_has_ours_has_too(num_workers: int) -> None:
-    theirs, ours = (base(range(7), 2, num_workers=num_workers) for base in LOADERS)  # type: ignore[arg-type]
+    loaders: list[Any] = [kind(range(7), 2, num_workers=num_workers) for kind in (TORCH, SERIAL)]
+    theirs, ours = loaders
     assert set(dir(theirs)) <= set(dir(ours))
     same = set(vars(theirs)) - {"dataset", "sampler", "batch_sampler", "in_order"}
     for name in same:
