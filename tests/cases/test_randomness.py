@@ -169,6 +169,21 @@ class EpochsOfASubset(Subset[tuple[int, int]]):
         self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
 
 
+def subset() -> Any:
+    """As `random_split` makes them: exact ones, whose wholes are told the epoch."""
+    return subset_of(Epochs())
+
+
+def subset_of_a_subset() -> Any:
+    return subset_of(subset())
+
+
+def subset_of(whole: Any) -> Any:
+    part: Any = Subset(whole, range(12))
+    part.set_epoch = whole.set_epoch
+    return part
+
+
 class EpochsOfAStream(IterableDataset[tuple[int, int]]):
     """Each of the shards yields its part."""
 
@@ -185,7 +200,14 @@ class EpochsOfAStream(IterableDataset[tuple[int, int]]):
             yield self.epoch, index
 
 
-DATASETS = [Epochs, EpochsInside, EpochsOfASubset, EpochsOfAStream]
+DATASETS = [
+    Epochs,
+    EpochsInside,
+    EpochsOfASubset,
+    subset,
+    subset_of_a_subset,
+    EpochsOfAStream,
+]
 
 
 def check_epochs(loader: Any, dataset: Any) -> None:
