@@ -283,9 +283,11 @@ def test_case_27_nothing_of_the_next_epoch_is_loaded_before_it_is_asked_for(
     data: Any = Made(8, sample) if dataset == "map" else Stream(sample)
     loader = workers(data, 2, num_workers=2, persistent_workers=True)
     with iterating(loader) as iterator:
-        for _ in range(2):
+        for epoch in range(2):
+            if epoch:
+                assert iter(loader) is iterator
             # Whatever a worker does it does before it is idle, and then the epoch is at its end.
-            assert len(lists(iter(loader))) == 4
+            assert len(lists(iterator)) == 4
             door.wait_for(8)
             assert door.came == 0
         assert list(iterator) == []
