@@ -8,6 +8,14 @@ import time
 from pathlib import Path
 
 
+def usable_cpus() -> int:
+    """CPUs on which this process may run, by its affinity mask."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
 def cpu_quota() -> float:
     """CPUs that this process may use: what its affinity mask and its cgroup allow, not what the
     machine has.
@@ -15,11 +23,7 @@ def cpu_quota() -> float:
     The cgroup's quota is the smallest along the path from its group to the root (Linux control
     groups v2, `cpu.max`: microseconds of CPU in each period of microseconds), or that of v1.
     """
-    try:
-        cpus = float(len(os.sched_getaffinity(0)))
-    except AttributeError:  # not Linux
-        cpus = float(os.cpu_count() or 1)
-    return min([cpus, *_cgroup_quotas()])
+    return min([float(usable_cpus()), *_cgroup_quotas()])
 
 
 def _cgroup_quotas(root: Path = Path("/sys/fs/cgroup")) -> list[float]:

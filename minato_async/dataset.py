@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from minato_async.autocast import Autocast
 from minato_async.collation import DefaultRowWriter
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.executors.base import Worker
@@ -39,7 +40,7 @@ class Bound:
 class MapRecipe:
     """How one epoch of a map-style dataset is loaded.
 
-    Grad mode and context variables are those of the thread that starts the epoch.
+    Grad mode, autocast and context variables are those of the thread that starts the epoch.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class MapRecipe:
         self.seed = seeds.seed
         self._context = copy_context()
         self._grad = torch.is_grad_enabled()
+        self._autocast = Autocast.of_this_thread()
 
     def bind(self, worker: Worker) -> BoundRecipe:
         state = current_state()
@@ -74,6 +76,7 @@ class MapRecipe:
         if isinstance(bound, Bound) and bound.recipe is self:
             return bound
         torch.set_grad_enabled(self._grad)
+        self._autocast.apply()
         context = self._context.copy()
         dataset = context.run(state.dataset_for, self._setup, worker.number)
         state.bound = bound = self._bound(dataset, state.streams, context)

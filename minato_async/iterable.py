@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minato_async.autocast import Autocast
 from minato_async.datapipes import copy_pipe, settings_for
 from minato_async.dataset import finisher
 from minato_async.engine.reader import Reader
@@ -161,6 +162,7 @@ def make_shard_recipe(loader: MinatoLoader[Any], seeds: EpochSeeds) -> ShardReci
         seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
+        autocast=Autocast.of_this_thread(),
     )
 
 

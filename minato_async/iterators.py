@@ -84,6 +84,11 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         """Stop loading and let the workers go, waiting a moment for running steps. Idempotent;
         `next()` then ends the iteration."""
 
+    def _shutdown_workers(self) -> None:
+        """`close()`, by the name that scripts call on torch's iterators to end persistent
+        workers."""
+        self.close()
+
 
 class SerialIterator(LoaderIterator):
     """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from minato_async.cpus import usable_cpus
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
-from minato_async.iterators import EngineIterator, LoaderIterator, MapIterator, SerialMapIterator
+from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 from minato_async.seeding import install as install_streams
 from minato_async.stats import Stats
@@ -152,23 +154,29 @@ class MinatoLoader(DataLoader[T_co]):
             return self._epochs - 1
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]
-        iterator = self._iterate()
-        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
-        self._latest = weakref.ref(iterator)
-        return iterator
-
-    def _iterate(self) -> LoaderIterator:
-        iterable = isinstance(self.dataset, IterableDataset)
-        if self.num_workers == 0:
-            return SerialIterableIterator(self) if iterable else SerialMapIterator(self)
-        if not self.persistent_workers:
-            return self._new_iterator(iterable)
+        if self.num_workers == 0 or not self.persistent_workers:
+            return self._get_iterator()
         iterator: Any = self._iterator
         if iterator is not None and iterator.restartable:
             iterator.restart(self)
+            self._latest = weakref.ref(iterator)
         else:
-            self._iterator = iterator = self._new_iterator(iterable)  # type: ignore[assignment]
+            self._iterator = iterator = self._get_iterator()  # type: ignore[assignment]
         return cast(LoaderIterator, iterator)
+
+    def _get_iterator(self) -> LoaderIterator:  # type: ignore[override]
+        """A new iterator. Under this name subclasses of torch's loader ask for one, such as those
+        that keep their workers by never coming to the end of an epoch."""
+        iterable = isinstance(self.dataset, IterableDataset)
+        iterator: LoaderIterator
+        if self.num_workers == 0:
+            iterator = SerialIterableIterator(self) if iterable else SerialMapIterator(self)
+        else:
+            self.check_worker_number_rationality()
+            iterator = ShardedIterator(self) if iterable else MapIterator(self)
+        # A snapshot of it can be asked for as long as it lives; it is not kept for that.
+        self._latest = weakref.ref(iterator)
+        return iterator
 
     @property
     def stats(self) -> Stats:
@@ -179,8 +187,22 @@ class MinatoLoader(DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
 
-    def _new_iterator(self, iterable: bool) -> EngineIterator:
-        return ShardedIterator(self) if iterable else MapIterator(self)
+    def check_worker_number_rationality(self) -> None:
+        """Warn, where torch warns, of more workers than CPUs that this process may use.
+
+        torch's text is about processes, which may freeze a machine; threads do not.
+        """
+        cpus = usable_cpus()
+        if not self.num_workers or self.num_workers <= cpus:
+            return
+        warnings.warn(
+            f"This DataLoader will create {self.num_workers} worker threads in total. Our "
+            f"suggested max number of worker in current system is {cpus}, which is smaller than "
+            "what this DataLoader is going to create. More threads than CPUs help samples that "
+            "wait, for a disk or a network. Samples that compute are loaded no faster by them, and "
+            "each takes memory for the samples that it is at work on: lower the number then.",
+            stacklevel=2,
+        )
 
     def __aiter__(self) -> LoaderIterator:
         return self.__iter__()

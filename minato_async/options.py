@@ -56,6 +56,8 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
     NotImplementedError for what is not built yet.
     """
+    if not hasattr(loader.num_workers, "__index__"):
+        raise TypeError(f"num_workers must be an int, got {loader.num_workers!r}")
     if loader.timeout and loader.num_workers == 0:
         raise ValueError(
             "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"

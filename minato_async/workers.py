@@ -43,6 +43,8 @@ class DatasetCopy:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._seen: dict[str, Any] = {}
+        # Of what an exact `Subset` is a part of, which is copied too.
+        self._whole: DatasetCopy | None = None
         if _can_be_copied(dataset):
             self.dataset = object.__new__(type(dataset))
             self.refresh(dataset)
@@ -58,8 +60,11 @@ class DatasetCopy:
                 if name in TRANSFORM_ATTRIBUTES:
                     value = with_checkpoints(value)
                 elif name == "dataset" and type(original) is Subset:
-                    value = DatasetCopy(value).dataset
+                    self._whole = DatasetCopy(value)
+                    value = self._whole.dataset
                 self.dataset.__dict__[name] = value
+            elif name == "dataset" and self._whole is not None:
+                self._whole.refresh(value)
         for name in self._seen.keys() - current.keys():
             self.dataset.__dict__.pop(name, None)
         self._seen = current

@@ -51,6 +51,8 @@ def _cases() -> dict[str, Draw]:
         "numpy": lambda: np.random.random(),
         "torch": lambda: rand(1),
         "all three": lambda: (random.random(), np.random.random(), rand(1)),
+        "numpy, an array": lambda: np.random.random(1),
+        "all three, arrays": lambda: (random.random(), np.random.random(1), rand(1)),
         "torch.stack": lambda: stack(TENSORS),
         "torch.rand": lambda: rand(1),
         "tensor.uniform_": lambda: x.uniform_(),
@@ -64,19 +66,33 @@ class _BareMode(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
+class _PassingMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, generator=_GENERATOR)
+
+
+_GENERATOR = torch.Generator()
+
+
 def _floor(pieces: int) -> dict[str, float]:
     """Fastest seconds of what no isolation by these means can do without."""
     generator, state, stack = torch.Generator(), np.random.RandomState(), torch.stack
+    rand = torch.rand
     draws: dict[str, Draw] = {
         "torch.Generator.manual_seed": lambda: generator.manual_seed(1),
         "RandomState.seed": lambda: state.seed(1),
         "an empty torch function mode": lambda: stack(TENSORS),
+        "a mode that only passes a generator": lambda: rand(1),
+    }
+    modes = {
+        "an empty torch function mode": _BareMode,
+        "a mode that only passes a generator": _PassingMode,
     }
     floor = {}
     for name, draw in draws.items():
         without = min(_piece(draw, SAMPLES) for _ in range(pieces))
-        if "mode" in name:
-            with _BareMode():
+        if name in modes:
+            with modes[name]():
                 floor[name] = min(_piece(draw, SAMPLES) for _ in range(pieces)) - without
         else:
             floor[name] = without
@@ -155,7 +171,7 @@ def run(options: Options, report: Report) -> None:
     floor = {name: value * 1e6 for name, value in _on_a_thread(_floor, pieces).items()}
     report.raw["floor"] = floor
     parts = ", ".join(f"{name} {value:.2f}" for name, value in floor.items())
-    report.note(f"of all three, by themselves: {parts}; together {sum(floor.values()):.2f} us")
+    report.note(f"of which, by themselves: {parts}")
     report.note(
         "F.pad stands for torch's functions in Python, which torch itself dispatches slowly"
     )

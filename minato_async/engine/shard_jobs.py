@@ -90,6 +90,7 @@ class ReadJob(UnwatchedJob):
         elif batch is not None and batch.failure is None:
             self._collating = True
             torch.set_grad_enabled(self._recipe.grad)
+            self._recipe.autocast.apply()
             with shown(source.shard.info):
                 # A context of its own: other workers read on in that of the shard.
                 self._recipe.context.copy().run(self._collate, batch, streams, worker.name)
@@ -201,6 +202,7 @@ def _inside(source: ShardPass) -> Iterator[None]:
     # Leaving `inference_mode` also puts the thread's own modes back, whatever was entered within.
     with torch.inference_mode(source.inference), shown(source.shard.info):
         torch.set_grad_enabled(source.grad)
+        source.autocast.apply()
         try:
             yield
         finally:

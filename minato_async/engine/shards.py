@@ -15,6 +15,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from minato_async.autocast import Autocast
 from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
@@ -53,9 +54,10 @@ class ShardRecipe:
     worker_init_fn: Callable[[int], None] | None
     #: Makes what is delivered of the samples read for it.
     collate: Callable[[list[Any]], Any]
-    #: Context variables and grad mode of the thread that starts the epoch.
+    #: Context variables, grad mode and autocast of the thread that starts the epoch.
     context: Context
     grad: bool
+    autocast: Autocast
     #: None: samples have no random state of their own.
     seeds: ShardSeeds | None = None
 
@@ -79,6 +81,7 @@ class ShardPass:
         self.context = recipe.context.copy()
         self.grad = recipe.grad
         self.inference = False
+        self.autocast = recipe.autocast
         self.reader: Reader | None = None
         #: Batches read or failed.
         self.rounds = 0

@@ -14,10 +14,17 @@ class Running:
 
     worker: Worker
     job: Job
-    #: `time.monotonic()` when it began.
-    since: float
+    #: `time.monotonic()` when the job began.
+    started: float
     #: It is stuck in one step: another worker was started in its place.
     handed_off: bool = False
+
+    @property
+    def since(self) -> float:
+        """`time.monotonic()` when the clock of what it is doing began to run. That of a diverted
+        sample has run before this job did, and is not set back."""
+        elapsed = self.job.elapsed
+        return time.monotonic() - elapsed if elapsed else self.started
 
 
 class Slots:

@@ -13,46 +13,83 @@ import numpy as np
 from numpy.random import mtrand
 
 from minato_async.seeding.current import NO_SAMPLE, current
+from minato_async.seeding.keys import nth
 from minato_async.seeding.rebinding import Replacements
 
 if TYPE_CHECKING:
     from minato_async.seeding.streams import SampleStreams
 
-#: What `RandomState.get_state(legacy=False)` returns, and the state of what took its place.
-NumpyState = dict[str, Any]
+# As with `random`, a sample's first eight draws of a single number come straight from a hash of its
+# seed, and the rest from a generator that takes long to seed. Numbers in the methods of
+# `NumpyStream` stand as literals, for the reason given in `keys`.
+
+#: Stands for the number of hashed draws left, once the twister has been seeded.
+_TWISTER = -1
+
+#: State of a `NumpyStream`: key, hashed draws left, the `RandomState`'s state or None.
+NumpyState = tuple[int, int, dict[str, Any] | None]
 
 
 class NumpyStream:
-    """The numbers that `numpy.random` gives to the current sample of `streams`: a `RandomState`,
-    reseeded for each sample."""
+    """The numbers that `numpy.random` gives to the current sample of `streams`.
 
-    __slots__ = ("_generator", "_own", "_state", "_streams", "sample")
+    The first, where only one is asked for at a time, come from a hash of the sample's seed, all
+    others from a `RandomState`. What needs a real state goes to the latter at once.
+    """
+
+    __slots__ = ("_generator", "_hashed_left", "_key", "_own", "_state", "_streams", "sample")
 
     def __init__(self, streams: SampleStreams) -> None:
         self._streams = streams
         #: The ticket of the sample that the state belongs to.
         self.sample: Any = NO_SAMPLE
+        self._key = 0
+        # Single numbers to be drawn before the `RandomState` takes over.
+        self._hashed_left = 0
         self._own = np.random.RandomState(0)
         # Another object only if the sample installed a bit generator of its own.
         self._state = self._own
         self._generator: np.random.Generator | None = None
 
-    def state(self) -> np.random.RandomState:
-        """The current sample's stream."""
+    def _start(self) -> int:
+        """Begin the current sample's stream; returns its first single number, 64 bits."""
         streams = self._streams
-        if self.sample is not streams.ticket:
+        # Another key than torch and `random` get. It is a hash already: it is the first number.
+        key = self._key = streams.seed() ^ 0x6E756D70792E7261
+        self.sample = streams.ticket
+        self._hashed_left = 7
+        return key
+
+    def hashed(self) -> int:
+        """The next single number, 64 bits; -1 where the `RandomState` is to draw it."""
+        if self.sample is not self._streams.ticket:
+            return self._start()
+        if (left := self._hashed_left) > 0:
+            self._hashed_left = left - 1
+            return nth(self._key, left)
+        return -1
+
+    def state(self) -> np.random.RandomState:
+        """The current sample's `RandomState`, from now on the source of all its draws."""
+        if self.sample is not self._streams.ticket:
+            self._start()
+        if self._hashed_left != _TWISTER:
             # 32 bits, for a RandomState takes long to seed from more. The upper half of a product
             # depends on all bits of the lower, so seeds that differ in a few low bits are apart.
             own = self._own
-            own.seed(streams.seed() * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF)
+            own.seed(self._key * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF)
             self._state = own
-            self.sample = streams.ticket
+            self._hashed_left = _TWISTER
         return self._state
+
+    def _go_on_with(self, state: np.random.RandomState) -> None:
+        self._state = state
+        self._hashed_left = _TWISTER
+        self.sample = self._streams.ticket
 
     def set_bit_generator(self, bit_generator: Any) -> None:
         """Draw from `bit_generator` for the rest of the sample."""
-        self._state = np.random.RandomState(bit_generator)
-        self.sample = self._streams.ticket
+        self._go_on_with(np.random.RandomState(bit_generator))
 
     @property
     def generator(self) -> np.random.Generator:
@@ -64,14 +101,20 @@ class NumpyStream:
 
     def save(self) -> NumpyState:
         """Everything about the stream, picklable."""
-        return self._state.get_state(legacy=False)
+        seeded = self._hashed_left == _TWISTER
+        state = self._state.get_state(legacy=False) if seeded else None
+        return self._key, self._hashed_left, state
 
-    def restore(self, state: NumpyState) -> None:
+    def restore(self, saved: NumpyState) -> None:
         """Go on from a saved stream, as the current sample's."""
-        self._state = self._own
-        if state["bit_generator"] != "MT19937":
-            self._state = np.random.RandomState(getattr(np.random, state["bit_generator"])())
-        self._state.set_state(state)
+        key, left, state = saved
+        if state is not None:
+            target = self._own
+            if state["bit_generator"] != "MT19937":
+                target = np.random.RandomState(getattr(np.random, state["bit_generator"])())
+            target.set_state(state)
+            self._go_on_with(target)
+        self._key, self._hashed_left = key, left
         self.sample = self._streams.ticket
 
 
@@ -127,11 +170,88 @@ def _follow(name: str) -> Callable[..., Any]:
     return method
 
 
-_METHODS = [
-    name
+def _random_sample(name: str) -> Callable[..., Any]:
+    """`random_sample` under one of its names."""
+    follow = _follow(name)
+
+    @functools.wraps(getattr(np.random.RandomState, name))
+    def random_sample(self: Any, size: Any = None) -> Any:
+        streams = current.streams
+        if streams is not None and size is None and (bits := streams.numpy.hashed()) >= 0:
+            # 53 bits, the precision of a float in [0, 1).
+            return (bits >> 11) * 2.0**-53
+        return follow(self, size)
+
+    return random_sample
+
+
+def _rand() -> Callable[..., Any]:
+    follow = _follow("rand")
+
+    @functools.wraps(np.random.RandomState.rand)
+    def rand(self: Any, *shape: Any) -> Any:
+        streams = current.streams
+        if streams is not None and not shape and (bits := streams.numpy.hashed()) >= 0:
+            return (bits >> 11) * 2.0**-53
+        return follow(self, *shape)
+
+    return rand
+
+
+def _uniform() -> Callable[..., Any]:
+    follow = _follow("uniform")
+
+    @functools.wraps(np.random.RandomState.uniform)
+    def uniform(self: Any, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        streams = current.streams
+        if (
+            streams is not None
+            and size is None
+            and (type(low) is float or type(low) is int)
+            and (type(high) is float or type(high) is int)
+            # Beyond it, and where it is not a number, numpy has errors of its own.
+            and -1e300 < high - low < 1e300
+            and (bits := streams.numpy.hashed()) >= 0
+        ):
+            return low + (high - low) * ((bits >> 11) * 2.0**-53)
+        return follow(self, low, high, size)
+
+    return uniform
+
+
+def _randint() -> Callable[..., Any]:
+    follow = _follow("randint")
+
+    @functools.wraps(np.random.RandomState.randint)
+    def randint(self: Any, low: Any, high: Any = None, size: Any = None, dtype: Any = int) -> Any:
+        streams = current.streams
+        if streams is not None and size is None and dtype is int and type(low) is int:
+            first, end = (0, low) if high is None else (low, high)
+            # From 64 bits, 32 are drawn without a bias that anybody could find.
+            if (
+                type(end) is int
+                and first < end <= first + 0x100000000
+                and first >= -0x8000000000000000
+                and end <= 0x8000000000000000
+                and (bits := streams.numpy.hashed()) >= 0
+            ):
+                return first + (bits * (end - first) >> 64)
+        return follow(self, low, high, size, dtype)
+
+    return randint
+
+
+_METHODS = {
+    name: _follow(name)
     for name in dir(np.random.RandomState)
     if not name.startswith("_") and callable(getattr(np.random.RandomState, name))
-]
+} | {
+    "random": _random_sample("random"),
+    "random_sample": _random_sample("random_sample"),
+    "rand": _rand(),
+    "uniform": _uniform(),
+    "randint": _randint(),
+}
 
 
 _default_rng = np.random.default_rng
@@ -160,8 +280,7 @@ def _thread_set_bit_generator(bitgen: Any) -> None:
 def install() -> Replacements:
     """Which objects are to be replaced, under the names that hold them, to make `numpy.random` ask
     which thread is calling."""
-    methods = {name: _follow(name) for name in _METHODS}
-    dispatcher: Any = type("RandomState", (_ThreadState,), methods)()
+    dispatcher: Any = type("RandomState", (_ThreadState,), _METHODS)()
     replacements: Replacements = {
         id(_global): (_global, dispatcher),
         id(_default_rng): (_default_rng, _thread_default_rng),

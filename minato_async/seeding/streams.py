@@ -29,6 +29,8 @@ else:
 if TYPE_CHECKING:
     import random
 
+    from minato_async.seeding.numpy_random import NumpyState
+
 
 @dataclass(frozen=True, slots=True)
 class SampleState:
@@ -38,7 +40,7 @@ class SampleState:
     """
 
     python: PythonState | None = None
-    numpy: dict[str, Any] | None = None
+    numpy: NumpyState | None = None
     torch: TorchState | None = None
 
 

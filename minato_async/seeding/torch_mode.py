@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
 from minato_async.seeding import torch_hooks as hooks
@@ -16,12 +17,16 @@ from minato_async.seeding.torch_hooks import Args, Hook, Kwargs
 from minato_async.seeding.torch_random import default_device
 
 if TYPE_CHECKING:
+    from minato_async.seeding.streams import SampleStreams
     from minato_async.seeding.torch_random import TorchStream
 
 #: Every callable that torch may hand to the mode and that draws random numbers, with its hook.
 #: Filled by `install`, before any worker runs, and only read from then on.
 HOOKS: dict[Any, Hook] = {}
-_factory, _method = hooks.inject_factory, hooks.inject_method
+
+
+#: Arguments that may ask for another generator than the sample's for the CPU.
+_ELSEWHERE = frozenset({"device", "generator", "out"})
 
 
 class SampleMode(TorchFunctionMode):
@@ -30,29 +35,55 @@ class SampleMode(TorchFunctionMode):
     It is off while it handles a call, so nested calls come here only through `hooks.under_mode`.
     """
 
+    # A slot: torch looks the method up twice for every call, and would bind it twice.
+    __slots__ = ("__torch_function__",)
+
     def __init__(self, stream: TorchStream) -> None:
         super().__init__()
-        self._stream = stream
-        self._own = stream.own
-        self._factories_on_cpu = default_device() == "cpu"
-        # A copy of its own: looking into a dict that all threads share would make their cores
-        # pass its reference count to and fro, at every call of torch.
-        self._hook_of = HOOKS.copy().get
+        self.__torch_function__ = MethodType(  # type: ignore[method-assign]
+            _handler(stream), self
+        )
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
+
+def _handler(stream: TorchStream) -> Callable[..., Any]:
+    """What every call of torch's interface on the thread of `stream` passes through.
+
+    All that it needs are its own locals: free-threaded CPython 3.13 does not specialise code, so
+    an attribute costs it a search each time. And it looks into a table of its own, for cores that
+    share one would pass its reference count to and fro.
+    """
+
+    own_hooks = HOOKS.copy()
+
+    def handle(
+        mode: SampleMode,
+        func: Any,
+        types: Any,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        *,
+        hook_of: Callable[[Any], Hook | None] = own_hooks.get,
+        stream: TorchStream = stream,
+        streams: SampleStreams = stream.streams,
+        own: Generator = stream.own,
+        factories_on_cpu: bool = default_device() == "cpu",
+        factory: Hook = hooks.inject_factory,
+        method: Hook = hooks.inject_method,
     ) -> Any:
-        hook = self._hook_of(func)
+        hook = hook_of(func)
         if hook is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         # The commonest draws are done here, without the price of two more calls.
-        if not kwargs and (
-            self._factories_on_cpu if hook is _factory else hook is _method and args[0].is_cpu
-        ):
-            stream = self._stream
-            current = stream.sample is stream.streams.ticket
-            return func(*args, generator=self._own if current else stream.start())
-        return hook(self._stream, func, args, kwargs or {})
+        if factories_on_cpu if hook is factory else hook is method and args[0].is_cpu:
+            if not kwargs:
+                if stream.sample is not streams.ticket:
+                    stream.start()
+                return func(*args, generator=own)
+            if _ELSEWHERE.isdisjoint(kwargs):
+                return func(*args, generator=stream.cpu(), **kwargs)
+        return hook(stream, func, args, kwargs or {})
+
+    return handle
 
 
 _LIKE: dict[str, Hook] = {
@@ -86,7 +117,9 @@ def install() -> None:
         for holder in (torch, Tensor, torch._C._nn):
             function = getattr(holder, name, None)
             if callable(function) and not isinstance(function, FunctionType):
-                HOOKS[function] = _method if holder is Tensor and hook is hooks.inject else hook
+                HOOKS[function] = (
+                    hooks.inject_method if holder is Tensor and hook is hooks.inject else hook
+                )
         _install_operator(torch.ops.aten, name, hook)
     for name in ("normal", "uniform"):
         _install_operator(torch.ops.prims, name, hooks.inject)

@@ -169,6 +169,21 @@ class EpochsOfASubset(Subset[tuple[int, int]]):
         self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
 
 
+def subset() -> Any:
+    """As `random_split` makes them: exact ones, whose wholes are told the epoch."""
+    return subset_of(Epochs())
+
+
+def subset_of_a_subset() -> Any:
+    return subset_of(subset())
+
+
+def subset_of(whole: Any) -> Any:
+    part: Any = Subset(whole, range(12))
+    part.set_epoch = whole.set_epoch
+    return part
+
+
 class EpochsOfAStream(IterableDataset[tuple[int, int]]):
     """Each of the shards yields its part."""
 
@@ -185,7 +200,14 @@ class EpochsOfAStream(IterableDataset[tuple[int, int]]):
             yield self.epoch, index
 
 
-DATASETS = [Epochs, EpochsInside, EpochsOfASubset, EpochsOfAStream]
+DATASETS = [
+    Epochs,
+    EpochsInside,
+    EpochsOfASubset,
+    subset,
+    subset_of_a_subset,
+    EpochsOfAStream,
+]
 
 
 def check_epochs(loader: Any, dataset: Any) -> None:
@@ -261,9 +283,11 @@ def test_case_27_nothing_of_the_next_epoch_is_loaded_before_it_is_asked_for(
     data: Any = Made(8, sample) if dataset == "map" else Stream(sample)
     loader = workers(data, 2, num_workers=2, persistent_workers=True)
     with iterating(loader) as iterator:
-        for _ in range(2):
+        for epoch in range(2):
+            if epoch:
+                assert iter(loader) is iterator
             # Whatever a worker does it does before it is idle, and then the epoch is at its end.
-            assert len(lists(iter(loader))) == 4
+            assert len(lists(iterator)) == 4
             door.wait_for(8)
             assert door.came == 0
         assert list(iterator) == []

@@ -36,8 +36,8 @@ def record(index: int) -> bytes:
 class Records:
     """Reads fixed-size records by `seek` and `read`. `open_file` is called for every sample.
 
-    The first two samples meet between the two calls: so two readers of one handle are sure to be
-    in each other's way, and it is no matter of luck.
+    The first two samples meet: sample 1 seeks after sample 0 has, and reads after it. So two
+    readers of one handle are sure to be in each other's way, and it is no matter of luck.
     """
 
     def __init__(self, open_file: Callable[[], Any]) -> None:
@@ -49,13 +49,22 @@ class Records:
 
     def __getitem__(self, index: int) -> bytes:
         file = self.open_file()
+        if index == 1:
+            self._meet()
         file.seek(index * RECORD)
+        if index == 0:
+            self._meet()
         if index < 2:
-            self.meeting.wait(PATIENCE)
+            self._meet()
+        if index == 1:
+            self._meet()
         found: bytes = file.read(RECORD)
-        if index < 2:
-            self.meeting.wait(PATIENCE)
+        if index == 0:
+            self._meet()
         return found
+
+    def _meet(self) -> None:
+        self.meeting.wait(PATIENCE)
 
 
 @pytest.fixture

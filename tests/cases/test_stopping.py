@@ -6,12 +6,14 @@ import asyncio
 import ctypes
 import gc
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +244,48 @@ def test_case_11_timeout_names_what_is_running(workers: LoaderKind, in_order: bo
         # What was late is not lost.
         found += [batch.item() for batch in iterator]
     assert found == list(range(8)) if in_order else sorted(found) == list(range(8))
+
+
+def test_case_11_the_clock_of_a_diverted_sample_runs_on(workers: LoaderKind) -> None:
+    before = 0.5  # seconds that the sample costs before it is diverted
+    door = Turnstile()
+    came = multiprocessing.get_context("fork").Value("d", 0.0)
+
+    def first(index: int) -> int:
+        if index == 0:
+            time.sleep(before)
+        return index
+
+    def second(index: int) -> int:
+        if index == 0:
+            came.value = time.monotonic()
+            door.hold()
+        return index
+
+    loader = workers(
+        Made(4, first),
+        transforms=[second],
+        timeout_threshold=1e-9,
+        timeout=0.1,
+        in_order=False,
+        num_workers=2,
+    )
+    with iterating(loader) as iterator:
+        door.wait_for(1)
+        found = []
+        while True:
+            asked = time.monotonic()
+            try:
+                found.append(next(iterator).item())
+            except RuntimeError as error:
+                message = str(error)
+                break
+        # Rounded to tenths of a second.
+        assert running_for(message)[0] >= before + (asked - came.value) - 0.05
+        assert "slow sample index 0 " in message
+        door.let_go()
+        found += [batch.item() for batch in iterator]
+    assert sorted(found) == list(range(4))
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "break"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_async.autocast import Autocast
 from minato_async.engine.bell import DueBells
 from minato_async.engine.loading import Sync
 from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
@@ -32,7 +33,8 @@ def epoch_over(
     window: int | None,
     wake: Callable[[int], None] = nothing,
 ) -> ShardedEpoch:
-    recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True)
+    autocast = Autocast.of_this_thread()
+    recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True, autocast)
     sync = Sync(threading.Lock(), DueBells(), wake, Slots(100, 100), lambda: None)
     return ShardedEpoch(
         [Shard(s, None, None) for s in range(shards)], recipe, in_order, ahead, window, sync

@@ -106,8 +106,9 @@ class TestSkip:
         batches = list(loader)
         values = [sample.unique().item() for batch in batches for sample in batch]
         assert sorted(values) == [0, 1, 4, 5, 6, 7, 9, 10, 11]
-        sizes = [2, 4, 3] if in_order else [4, 4, 1]
-        assert [len(batch) for batch in batches] == sizes
+        sizes = [len(batch) for batch in batches]
+        # In any order the short batch may overtake one that is still being collated.
+        assert sizes == [2, 4, 3] if in_order else sorted(sizes) == [1, 4, 4]
 
 
 class TestReplace:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,6 +224,43 @@ class TestLikeTorch:
         loader = MinatoLoader(range(5), 2)
         loader.num_workers = 2
         assert lists(loader) == [[0, 1], [2, 3], [4]]
+
+
+class TestNumberOfWorkers:
+    """The check of the number of workers: torch's, with a text that is true for threads."""
+
+    @pytest.mark.parametrize("cls", [DataLoader, MinatoLoader])
+    @pytest.mark.parametrize(("more", "warns"), [(-1, False), (0, False), (1, True)])
+    def test_warns_of_more_than_cpus(
+        self, cls: type[DataLoader[Any]], more: int, warns: bool
+    ) -> None:
+        cpus = len(os.sched_getaffinity(0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = cls([0], num_workers=cpus + more)
+        (*messages,) = (str(warning.message) for warning in caught)
+        assert len(messages) == warns
+        if warns:
+            assert caught[0].category is UserWarning
+            assert f"This DataLoader will create {cpus + more} worker " in messages[0]
+            assert f"is {cpus}, which is smaller" in messages[0]
+            assert ("worker threads" in messages[0]) == (cls is MinatoLoader)
+            assert ("process" in messages[0]) == ("freeze" in messages[0]) == (cls is DataLoader)
+            with pytest.warns(UserWarning, match="will create"):
+                loader.check_worker_number_rationality()
+            # Once more when workers are about to be started.
+            with pytest.warns(UserWarning, match="will create"):
+                iter(loader)
+
+    @pytest.mark.parametrize("cls", [DataLoader, MinatoLoader])
+    def test_subclasses_may_switch_it_off(self, cls: Any) -> None:
+        class Quiet(cls):  # type: ignore[misc]
+            def check_worker_number_rationality(self) -> None:
+                pass
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Quiet([0], num_workers=len(os.sched_getaffinity(0)) + 1)
 
 
 class TestOurOwn:

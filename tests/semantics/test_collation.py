@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, default_collate
 from minato_async import MinatoLoader, collation
 from minato_async.collation import DefaultRows, DefaultRowWriter, RowLeaf
 from minato_async.engine.claim_size import ClaimSize
+from tests.loaders import SERIAL, TORCH, WORKERS, LoaderKind
 
 from .support import (
     COLLATED_SAMPLES,
@@ -466,6 +467,17 @@ class TestInALoader:
     def one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Samples that are claimed by the batch are not written: here none is."""
         monkeypatch.setattr(ClaimSize, "next", lambda self: 1)
+
+    @pytest.mark.parametrize("kind", [TORCH, SERIAL, WORKERS], ids=lambda kind: kind.name)
+    @pytest.mark.parametrize("size", [2, 100_000])
+    def test_mixed_dtypes_give_the_one_that_holds_them_all(
+        self, kind: LoaderKind, size: int
+    ) -> None:
+        """As torch without workers. With workers it takes the first sample's, to share memory."""
+        samples = [torch.full((size,), 0.1), torch.full((size,), 0.1, dtype=torch.float64)]
+        (batch,) = kind(samples, 2)
+        assert batch.dtype == torch.float64
+        assert torch.equal(batch, torch.stack(samples))
 
     @pytest.mark.parametrize("in_order", [True, False])
     def test_large_samples_are_written_into_rows(

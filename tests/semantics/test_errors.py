@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
 from minato_async.engine.claim_size import ClaimSize
-from tests.loaders import IN_ORDER, OURS, LoaderKind
+from tests.loaders import IN_ORDER, OURS, SERIAL, TORCH, LoaderKind
 from tests.threads import wait_for_new_threads
 
 from .support import (
@@ -462,6 +462,11 @@ class TestSampler:
         for _ in range(2):
             with pytest.raises(KeyError, match="iter"):
                 next(iter(loader))
+
+    @pytest.mark.parametrize("kind", [TORCH, SERIAL], ids=lambda kind: kind.name)
+    def test_batch_that_is_none_without_workers(self, kind: LoaderKind) -> None:
+        found = outcomes(iter(kind(range(4), batch_sampler=[[0], 2, [1]])))
+        assert [type(outcome) for outcome in found] == [torch.Tensor, TypeError, torch.Tensor]
 
     def test_batch_that_is_none(self, our_kind: LoaderKind) -> None:
         """A batch must be an iterable of indices; ints are what one gets from a plain sampler."""
