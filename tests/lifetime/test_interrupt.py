@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from minato_async import MinatoLoader
 from tests.lifetime import interrupts
+from tests.lifetime.support import Gate, Samples, eventually, in_thread
 
 _CHECKOUT = Path(__file__).parents[2]
 TIMEOUT = 100.0
@@ -73,6 +77,24 @@ def test_the_iterator_goes_on_after_it(children: Children) -> None:
     assert stderr == ""
     assert stdout.splitlines() == ["interrupted"] * 3 + [str(list(range(20)))]
     assert child.returncode == 0
+
+
+def test_an_interrupt_that_ends_no_wait_is_seen() -> None:
+    """As Ctrl-C does that comes just before the wait, and `interrupt_main` at any time."""
+    gate = Gate()
+    iterator = iter(MinatoLoader(Samples(4, gate), num_workers=1))
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        eventually(lambda: "bell.wait" in interrupts.innermost(sys._current_frames()[main]))
+        _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        in_thread(interrupt)
+        next(iterator)
+    gate.let_go()
+    assert len(list(iterator)) == 4
 
 
 def test_at_any_moment_it_hangs_nothing(children: Children) -> None:
