@@ -74,6 +74,7 @@ class Coordinator:
             finished=loading.finished_samples - self._finished,
             queued=queued,
             queue_limit=limit,
+            starved=not loading.delivery.next_ready,
             cpu=self._used_cpu() / seconds,
             quota=self._quota,
             idle_cores=self.watch.idle_cores,
@@ -109,11 +110,11 @@ class Coordinator:
 
     def _used_cpu(self) -> float:
         """CPU seconds that running workers have used since the last call."""
-        before, self._cpu = self._cpu, {}
         used = 0.0
         for name, entry in self._slots.running.items():
             seconds = thread_cpu_seconds(entry.worker.native_id)
             if seconds is not None:
+                # What a worker used that is idle now is counted when it runs again.
+                used += max(0.0, seconds - self._cpu.get(name, seconds))
                 self._cpu[name] = seconds
-                used += max(0.0, seconds - before.get(name, seconds))
         return used

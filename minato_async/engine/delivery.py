@@ -39,6 +39,11 @@ class Delivery:
         return sum(batch.ready for batch in self._queue)
 
     @property
+    def next_ready(self) -> bool:
+        """Whether a consumer that asks now need not wait."""
+        return bool(self._queue) and self._queue[0].ready
+
+    @property
     def contents(self) -> list[object]:
         """What the ready batches hold."""
         return [batch.content for batch in self._queue if batch.ready]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +24,9 @@ class Reading:
     #: Batches complete and not taken by the consumer, now, and how many there may be.
     queued: int
     queue_limit: int
-    #: CPU seconds of the whole process, for each second.
+    #: The batch that is due next is not ready: the consumer waits, or would if it asked now.
+    starved: bool
+    #: CPU seconds that workers used, for each second.
     cpu: float
     #: CPUs that the process may use, and how many of them were idle.
     quota: float
@@ -94,70 +97,177 @@ class PaperScheduler:
         return round(self._workers)
 
 
-class ThroughputScheduler:
-    """Adds workers as long as that makes samples finish faster.
+class _Pause:
+    """Seconds in which a step is not tried, since the last one was taken back: twice as many each
+    time, so that trying costs less and less where nothing changes."""
 
-    A worker that computes needs a core, and one that waits does not: how much of a core the
-    running workers use on average tells how many would fill the cores, so the number is moved
-    towards that, by a third at a time, and stays only if samples finish faster for it. When the
-    consumer is the slower one, workers find nothing to do: those that were idle are let go.
+    _FIRST, _LONGEST = 2.0, 32.0
+
+    def __init__(self) -> None:
+        self._next = self._FIRST
+        self.left = 0.0
+
+    def begin(self) -> None:
+        self.left, self._next = self._next, min(self._LONGEST, 2.0 * self._next)
+
+    def forget(self) -> None:
+        self.left, self._next = 0.0, self._FIRST
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A step that is being tried, up or down."""
+
+    up: bool
+    before: int
+    #: What is required of it: up, samples a second; down, CPU seconds a second.
+    goal: float
+
+
+class ThroughputScheduler:
+    """Finds the number of workers that finish most samples, by trying, and runs as many of them
+    as the consumer needs. While the consumer waits and all workers are busy:
+
+    - Cores are idle: a step up, to twice the workers, but to no more than would fill the cores. It
+      is kept if samples finish faster, by a quarter of what it could have brought.
+    - No core is idle, and there are more workers than CPUs: a step down, by a third. It is kept if
+      the rest use as much CPU time, for then the others only waited for a core. CPU time tells it
+      within a third of a second; the rate does not, where the costs of samples differ.
+
+    A step taken back is not tried again for a while. Where the next batch has been ready for a
+    whole second, the consumer is the slower one: workers that were idle are let go, except one. As
+    soon as it waits again all are back.
     """
 
     interval = 0.1
-    #: A step up must bring this part of what it would bring if all workers were equally useful.
+    #: Readings that a decision is based on.
+    _FEW = 3
+    #: Samples that each worker has finished, about, before a rate is known.
+    _SAMPLES = 2
+    #: Readings after which a step up is taken back that has shown nothing until then.
+    _PATIENCE = 6
+    #: Readings, a second of them, after which a consumer that never waited is the slower one.
+    _CALM = 10
+    #: What a step up must show of its possible gain, and a step down keep of the CPU time.
     _WORTH = 0.25
-    #: Readings in which a number of workers is measured.
-    _MEASURED = 3
+    _SAME = 0.95
+    #: CPUs that may be idle, as a part of the quota, while "no core is idle".
+    _IDLE = 0.1
+    #: Workers do not wait in turn: to fill the cores takes more of them than on average.
+    _SPARE = 1.25
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._recent: deque[Reading] = deque(maxlen=self._MEASURED)
-        #: What was measured before the last step up: workers and samples a second.
-        self._before: tuple[int, float] | None = None
-        #: Numbers of workers from which a step up was no use, are not tried again for a while.
-        self._pause = 0
+        self._start = workers
+        #: The best number as far as is known, and how many of them run.
+        self._found = self._running = workers
+        #: Since that changed: some readings, for samples that take seconds.
+        self._recent: deque[Reading] = deque(maxlen=100)
+        self._settling = True
+        self._trial: _Trial | None = None
+        self._up, self._down = _Pause(), _Pause()
 
     def start(self) -> int:
-        return self._workers
+        return self._start
 
     def decide(self, reading: Reading) -> int:
-        self._recent.append(reading)
-        self._pause = max(0, self._pause - 1)
-        if len(self._recent) < self._MEASURED:
-            return self._workers
-        seconds = sum(r.seconds for r in self._recent)
-        rate = sum(r.finished for r in self._recent) / seconds
-        active = sum(r.active * r.seconds for r in self._recent) / seconds
-        if self._before is not None:
-            workers, rate_before = self._before
-            self._before = None
-            gain = rate / max(rate_before, 1e-9) - 1.0
-            if gain < self._WORTH * (self._workers / workers - 1.0):
-                self._pause = 50
-                return self._move(workers)
-        if active < 0.8 * self._workers - 0.5:
-            # Not the number of workers limits what is loaded, but the work that they are given.
-            return self._move(max(1, round(active + 0.5)))
-        wanted = self._to_fill_cores(active)
-        if wanted > self._workers and not self._pause:
-            self._before = (self._workers, rate)
-            return self._move(min(wanted, self._workers + max(1, self._workers // 3)))
-        if wanted < self._workers:
-            return self._move(wanted)
-        return self._workers
+        self._up.left -= reading.seconds
+        self._down.left -= reading.seconds
+        let_go = self._running < self._found and self._trial is None
+        if let_go and reading.starved and self._busy([reading]):
+            self._run(self._found)
+        elif self._settling:
+            # Part of it was measured with the number before.
+            self._settling = False
+        else:
+            self._recent.append(reading)
+            few = self._last(self._FEW)
+            if len(few) < self._FEW:
+                pass
+            elif self._trial is not None:
+                self._judge(self._trial, few)
+            elif any(r.starved for r in few):
+                self._try(few)
+            else:
+                self._let_go(self._last(self._CALM))
+        return self._running
 
-    def _to_fill_cores(self, active: float) -> int:
-        cpu = sum(r.cpu for r in self._recent) / len(self._recent)
-        quota, most = self._recent[-1].quota, self._recent[-1].most
-        share = cpu / max(active, 1e-9)
-        return max(1, min(most, round(quota / max(share, 1e-3))))
+    def _try(self, few: Sequence[Reading]) -> None:
+        if not self._busy(few):
+            return
+        now, running, cpu = few[-1], self._running, _mean(few, lambda r: r.cpu)
+        idle = [r.idle_cores > self._IDLE * r.quota for r in few]
+        if all(idle) and self._up.left <= 0.0:
+            share = max(1e-3, cpu / _mean(few, lambda r: r.active))
+            most = min(now.most, math.ceil(self._SPARE * now.quota / share))
+            # All the way, if otherwise a step would be left that is too small to be measured.
+            wanted = most if most < 3 * running else 2 * running
+            rate = self._rate()
+            if wanted > running and rate is not None:
+                gain = max(0.0, min(wanted / running, now.quota / max(1e-9, cpu)) - 1.0)
+                self._trial = _Trial(True, running, rate * (1.0 + self._WORTH * gain))
+                self._run(wanted)
+        elif not any(idle) and running > math.ceil(now.quota) and self._down.left <= 0.0:
+            self._trial = _Trial(False, running, self._SAME * cpu)
+            self._run(max(math.ceil(now.quota), math.ceil(2 * running / 3)))
 
-    def _move(self, workers: int) -> int:
-        if workers != self._workers:
-            # What was measured with another number of workers tells nothing about this one.
-            self._recent.clear()
-        self._workers = workers
-        return workers
+    def _judge(self, trial: _Trial, few: Sequence[Reading]) -> None:
+        """Keep the step or take it back. One with which the consumer need not wait is good."""
+        if any(r.starved for r in few):
+            if trial.up:
+                rate = self._rate()
+                if rate is None:
+                    return
+                good = rate > trial.goal
+                if not good and len(self._recent) < self._PATIENCE:
+                    return
+            else:
+                if _mean(few, lambda r: r.active) > self._running + 0.5:
+                    return  # workers leave when they come out of what they are running
+                good = _mean(few, lambda r: r.cpu) >= trial.goal
+        else:
+            good = True
+        self._trial = None
+        pause = self._up if trial.up else self._down
+        if good:
+            self._found = self._running
+            pause.forget()
+        else:
+            pause.begin()
+            self._run(trial.before)
+
+    def _let_go(self, calm: Sequence[Reading]) -> None:
+        if len(calm) == self._CALM and not any(r.starved for r in calm):
+            needed = math.ceil(_mean(calm, lambda r: r.active)) + 1
+            if needed < self._running:
+                self._run(needed)
+
+    def _run(self, workers: int) -> None:
+        self._running = workers
+        # What was measured with another number of workers tells nothing about this one.
+        self._recent.clear()
+        self._settling = True
+
+    def _last(self, count: int) -> Sequence[Reading]:
+        return list(self._recent)[-count:]
+
+    def _busy(self, readings: Sequence[Reading]) -> bool:
+        """All workers were inside steps, but for moments."""
+        return _mean(readings, lambda r: r.active) > 0.9 * self._running - 0.2
+
+    def _rate(self) -> float | None:
+        """Samples finished a second, in as little time as tells it; None: not yet."""
+        seconds, finished = 0.0, 0
+        for count, reading in enumerate(reversed(self._recent), 1):
+            seconds += reading.seconds
+            finished += reading.finished
+            if count >= self._FEW and finished >= self._SAMPLES * self._running:
+                return finished / seconds
+        return None
+
+
+def _mean(readings: Sequence[Reading], value: Callable[[Reading], float]) -> float:
+    """Of `value`, over the time of the readings."""
+    return sum(r.seconds * value(r) for r in readings) / sum(r.seconds for r in readings)
 
 
 def make_scheduler(name: str, workers: int) -> WorkerScheduler:
