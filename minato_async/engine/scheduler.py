@@ -126,13 +126,15 @@ class _Trial:
 
 class ThroughputScheduler:
     """Finds the number of workers that finish most samples, by trying, and runs as many of them
-    as the consumer needs. While the consumer waits and all workers are busy:
+    as the consumer needs. While all workers are busy:
 
-    - Cores are idle: a step up, to twice the workers, but to no more than would fill the cores. It
-      is kept if samples finish faster, by a quarter of what it could have brought.
+    - Cores are idle and the consumer waits: a step up, to twice the workers, but to no more than
+      would fill the cores. It is kept if samples finish faster, by a quarter of what it could have
+      brought.
     - No core is idle, and there are more workers than CPUs: a step down, by a third. It is kept if
       the rest use as much CPU time, for then the others only waited for a core. CPU time tells it
-      within a third of a second; the rate does not, where the costs of samples differ.
+      within a third of a second; the rate does not, where the costs of samples differ. That the
+      consumer waits is not required: among so many threads it may not get a core itself.
 
     A step taken back is not tried again for a while. Where the next batch has been ready for a
     whole second, the consumer is the slower one: workers that were idle are let go, except one. As
@@ -151,8 +153,10 @@ class ThroughputScheduler:
     #: What a step up must show of its possible gain, and a step down keep of the CPU time.
     _WORTH = 0.25
     _SAME = 0.95
-    #: CPUs that may be idle, as a part of the quota, while "no core is idle".
+    #: CPUs that may be idle, as a part of the quota, while "no core is idle"; and CPUs in use by
+    #: the workers, below which one is as good as idle.
     _IDLE = 0.1
+    _LITTLE = 0.5
     #: Workers do not wait in turn: to fill the cores takes more of them than on average.
     _SPARE = 1.25
 
@@ -185,18 +189,17 @@ class ThroughputScheduler:
                 pass
             elif self._trial is not None:
                 self._judge(self._trial, few)
-            elif any(r.starved for r in few):
+            elif self._busy(few):
                 self._try(few)
             else:
                 self._let_go(self._last(self._CALM))
         return self._running
 
     def _try(self, few: Sequence[Reading]) -> None:
-        if not self._busy(few):
-            return
         now, running, cpu = few[-1], self._running, _mean(few, lambda r: r.cpu)
-        idle = [r.idle_cores > self._IDLE * r.quota for r in few]
-        if all(idle) and self._up.left <= 0.0:
+        # On cores that others keep busy, too: whoever uses few of them finds one when it needs it.
+        idle = [r.idle_cores > self._IDLE * r.quota or r.cpu < self._LITTLE * r.quota for r in few]
+        if all(idle) and any(r.starved for r in few) and self._up.left <= 0.0:
             share = max(1e-3, cpu / _mean(few, lambda r: r.active))
             most = min(now.most, math.ceil(self._SPARE * now.quota / share))
             # All the way, if otherwise a step would be left that is too small to be measured.
@@ -211,21 +214,18 @@ class ThroughputScheduler:
             self._run(max(math.ceil(now.quota), math.ceil(2 * running / 3)))
 
     def _judge(self, trial: _Trial, few: Sequence[Reading]) -> None:
-        """Keep the step or take it back. One with which the consumer need not wait is good."""
-        if any(r.starved for r in few):
-            if trial.up:
-                rate = self._rate()
-                if rate is None:
-                    return
-                good = rate > trial.goal
-                if not good and len(self._recent) < self._PATIENCE:
-                    return
-            else:
-                if _mean(few, lambda r: r.active) > self._running + 0.5:
-                    return  # workers leave when they come out of what they are running
-                good = _mean(few, lambda r: r.cpu) >= trial.goal
+        """Keep the step or take it back, if it can be told already."""
+        if trial.up:
+            rate = self._rate()
+            # With a step after which the consumer need not wait there is nothing more to gain.
+            good = not any(r.starved for r in few) or (rate is not None and rate > trial.goal)
+            if not good and (rate is None or len(self._recent) < self._PATIENCE):
+                return
         else:
-            good = True
+            # Workers leave when they come out of what they are running.
+            if _mean(few, lambda r: r.active) > self._running + 0.5:
+                return
+            good = _mean(few, lambda r: r.cpu) >= trial.goal
         self._trial = None
         pause = self._up if trial.up else self._down
         if good:
