@@ -118,14 +118,17 @@ class DefaultRows:
     def collate(self, samples: list[Any]) -> Any:
         """The batch. Where some sample is unlike the others, torch's collate decides, over the
         original values: it may convert them, or raise the error that the user knows."""
-        written = [s if _has_row_leaf(s) else self.write(i, s) for i, s in enumerate(samples)]
-        if self._all_written(written) and len(samples) == self._size:
-            try:
-                return collate(written, collate_fn_map=_COLLATE_MAP)
-            except Exception:
-                samples[:] = map(_restore, written)  # to be described in the error's notes
-                raise
-        samples[:] = map(_restore, written)
+        # Not into a batch that became shorter: a sample's row is not its own there any more.
+        if len(samples) == self._size:
+            written = [s if _has_row_leaf(s) else self.write(i, s) for i, s in enumerate(samples)]
+            if self._all_written(written):
+                try:
+                    return collate(written, collate_fn_map=_COLLATE_MAP)
+                except Exception:
+                    samples[:] = map(_restore, written)  # to be described in the error's notes
+                    raise
+            samples[:] = written
+        samples[:] = map(_restore, samples)
         return collate(samples, collate_fn_map=default_collate_fn_map)
 
     def _all_written(self, samples: list[Any]) -> bool:

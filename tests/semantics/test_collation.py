@@ -446,6 +446,14 @@ class TestRowsAreTaken:
         assert rows.collate(written)[:, 0].tolist() == [0, 1]
 
 
+def test_a_shorter_batch_keeps_what_is_in_its_rows() -> None:
+    """The first sample was skipped, the second written by its worker, the third was not."""
+    samples = [torch.full((4, 128, 128), float(value)) for value in (1, 2)]
+    rows = DefaultRows(3)
+    batch = rows.collate([rows.write(1, samples[0]), samples[1]])
+    assert torch.equal(batch, torch.stack(samples))
+
+
 class CountedRows:
     """Counts what a loader writes into rows."""
 
