@@ -1,6 +1,7 @@
 """A drop-in replacement for torch's DataLoader that never lets a slow sample hold up a batch."""
 
 from minato_async.checkpoint import SampleCancelled, checkpoint
+from minato_async.engine.scheduler import Reading, WorkerScheduler
 from minato_async.loader import MinatoLoader
 from minato_async.per_worker import per_worker
 from minato_async.stats import Stats, StepCosts
@@ -11,9 +12,11 @@ __version__ = "0.1.0"
 __all__ = [
     "DataLoader",
     "MinatoLoader",
+    "Reading",
     "SampleCancelled",
     "Stats",
     "StepCosts",
+    "WorkerScheduler",
     "checkpoint",
     "per_worker",
 ]

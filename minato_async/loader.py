@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from minato_async.cpus import usable_cpus
+from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
@@ -62,7 +63,13 @@ class MinatoLoader(DataLoader[T_co]):
         threshold_percentile: the percentile of recent costs that is the learned threshold.
         warmup_batches: batches observed before the threshold holds, at most a tenth of an epoch.
         scheduler: how the number of workers is chosen, from `num_workers` on. "throughput": what
-            loads most; "paper": as MinatoLoader (EuroSys 2026) does; "fixed": it stays.
+            loads most; "paper": as MinatoLoader (EuroSys 2026) does; "fixed": it stays. Or a
+            `WorkerScheduler` of your own.
+        max_displacement: with ready samples first, batches that may pass a ready sample over: they
+            were begun after its own and are delivered before. None: any number. Samples go into
+            batches in the order in which they become ready, so a batch is overtaken only while it
+            is being collated; with a bound the others then wait for it. 0: never. Batches of a
+            batch sampler of your own stay as drawn, and are not bound.
         max_workers: threads that may load at once; None: chosen from the CPUs that this process
             may use, beyond them for work that waits.
         sample_timeout: seconds after which a sample has failed. Its thread cannot be killed: it
@@ -105,7 +112,8 @@ class MinatoLoader(DataLoader[T_co]):
         timeout_threshold: float | None = None,
         threshold_percentile: float = 75.0,
         warmup_batches: int = 100,
-        scheduler: str = "fixed",
+        max_displacement: int | None = None,
+        scheduler: str | WorkerScheduler = "fixed",
         max_workers: int | None = None,
         sample_timeout: float | None = None,
         on_error: str | Callable[[Any, BaseException], Any] = "raise",
@@ -137,6 +145,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.timeout_threshold = timeout_threshold
         self.threshold_percentile = threshold_percentile
         self.warmup_batches = warmup_batches
+        self.max_displacement = max_displacement
         self.scheduler = scheduler
         self.max_workers = max_workers
         self.sample_timeout = sample_timeout

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from minato_async.cpus import cpu_quota
+from minato_async.engine.scheduler import WorkerScheduler
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
@@ -45,7 +46,7 @@ class Options:
     #: Seconds after which a sample has failed; None: never.
     sample_timeout: float | None
     on_error: str | Callable[[Any, BaseException], Any]
-    scheduler: str
+    scheduler: str | WorkerScheduler
     #: Threads that may run steps at once.
     max_workers: int
 
@@ -78,6 +79,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         )
     _check_count("max_queue_size", loader.max_queue_size, "sample")
     _check_count("max_workers", loader.max_workers, "thread")
+    _check_count("max_displacement", loader.max_displacement, "batch", least=0)
     _check_seconds("timeout_threshold", loader.timeout_threshold)
     _check_seconds("sample_timeout", loader.sample_timeout)
     if loader.num_workers == 0:
@@ -97,8 +99,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         raise TypeError(f"warmup_batches must be an int, got {loader.warmup_batches!r}")
     if loader.warmup_batches < 0:
         raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
-    if loader.scheduler not in SCHEDULERS:
-        raise ValueError(f"scheduler must be one of {SCHEDULERS}, got {loader.scheduler!r}")
+    _check_scheduler(loader.scheduler)
     if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
         raise TypeError(
             f"seed must be an int, None, or False for no isolation, got {loader.seed!r}"
@@ -132,13 +133,31 @@ def _most_workers(loader: MinatoLoader[Any]) -> int:
     return max(loader.num_workers, math.ceil(cpu_quota() * _THREADS_PER_CORE))
 
 
-def _check_count(name: str, value: Any, unit: str) -> None:
+def _check_count(name: str, value: Any, unit: str, least: int = 1) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a number of {unit}s or None, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1 {unit}, got {value}")
+        units = f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+        raise TypeError(f"{name} must be a number of {units} or None, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least} {unit}, got {value}")
+
+
+def _check_scheduler(scheduler: Any) -> None:
+    if isinstance(scheduler, str):
+        if scheduler not in SCHEDULERS:
+            raise ValueError(
+                f"scheduler must be one of {SCHEDULERS} or a WorkerScheduler, got {scheduler!r}"
+            )
+    elif not (
+        callable(getattr(scheduler, "start", None))
+        and callable(getattr(scheduler, "decide", None))
+        and isinstance(getattr(scheduler, "interval", None), (int, float))
+    ):
+        raise TypeError(
+            f"scheduler must be one of {SCHEDULERS} or have the methods start and decide and an "
+            f"interval in seconds, as a WorkerScheduler, got {scheduler!r}"
+        )
 
 
 def _check_seconds(name: str, value: Any) -> None:

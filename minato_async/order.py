@@ -29,7 +29,12 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
         )
         keep = True
     plain = type(loader.batch_sampler) is BatchSampler
-    return Order(as_drawn=keep or not plain, by_position=keep, drop_last=_drops_last(loader))
+    return Order(
+        as_drawn=keep or not plain,
+        by_position=keep,
+        drop_last=_drops_last(loader),
+        max_displacement=getattr(loader, "max_displacement", None),
+    )
 
 
 def _order_is_random(loader: DataLoader[Any]) -> bool:

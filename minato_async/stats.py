@@ -36,9 +36,9 @@ class Stats:
     slow_active: int = 0
     #: Workers waiting, inside a slow sample, for a place in the slow lane.
     parked: int = 0
-    #: Samples claimed and not delivered, and how many there may be.
+    #: Samples claimed and not delivered, and how many there may be; None: whatever was drawn.
     in_window: int = 0
-    window: int = 0
+    window: int | None = 0
     #: Tickets drawn and not claimed.
     unclaimed: int = 0
     #: Slow samples that no worker is running.
@@ -56,7 +56,7 @@ class Stats:
     #: Samples that failed, and of these skipped: their indices and errors.
     failed: int = 0
     skipped: tuple[tuple[object, BaseException], ...] = ()
-    #: Most batches that a ready sample has been passed over by. Always 0: see docs/design.md.
+    #: Most batches by which a ready sample has been passed over.
     displacement: int = 0
     #: Batches that the consumer took, and seconds it spent waiting for them inside `next()`.
     delivered: int = 0

@@ -32,6 +32,7 @@ class Batch:
         "indices",
         "lost",
         "missing",
+        "number",
         "ready",
         "rows",
         "samples",
@@ -63,6 +64,8 @@ class Batch:
         self.lost = False
         self.content: Any = None
         self.ready = False
+        #: Made of ready samples: its place in the order in which such batches were begun.
+        self.number: int | None = None
 
     def put(self, row: int, samples: list[Any]) -> None:
         """Fill the places from `row` on. The list is the batch's own from now on."""
@@ -172,6 +175,7 @@ class ReadyFirst:
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
+        self._begun = 0
         self._forming: Batch | None = None
         #: Those of the samples in the batch that is being formed.
         self._indices: list[Any] = []
@@ -188,6 +192,8 @@ class ReadyFirst:
                 self._indices = []
                 self._forming = Batch(self._sizes.popleft(), block.unit, self._indices)
                 self._placed = 0
+                self._forming.number = self._begun
+                self._begun += 1
             batch, first = self._forming, self._placed
             fitting = min(count, batch.size - first)
             places.append((batch, first, fitting))

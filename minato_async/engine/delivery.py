@@ -6,16 +6,21 @@ from collections import deque
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells, Ringable
+from minato_async.engine.displacement import Displacement
 
 
 class Delivery:
-    """Hands each batch to one consumer, by position or as they complete.
+    """Hands each batch to one consumer, by position or as they complete. In the latter case at
+    most `max_displacement` batches overtake one that was begun earlier; None: any number.
 
     The caller holds the engine's lock.
     """
 
-    def __init__(self, by_position: bool, due: DueBells) -> None:
+    def __init__(
+        self, by_position: bool, due: DueBells, max_displacement: int | None = None
+    ) -> None:
         self._by_position = by_position
+        self.displacement = Displacement(max_displacement)
         self._queue: deque[Batch] = deque()
         self._due = due
         self._waiting: list[Ringable] = []
@@ -41,7 +46,7 @@ class Delivery:
     @property
     def next_ready(self) -> bool:
         """Whether a consumer that asks now need not wait."""
-        return bool(self._queue) and self._queue[0].ready
+        return self._next() is not None
 
     @property
     def contents(self) -> list[object]:
@@ -50,9 +55,19 @@ class Delivery:
 
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
-        if self._queue and self._queue[0].ready:
-            return self._queue.popleft()
-        return None
+        batch = self._next()
+        if batch is not None:
+            self._queue.remove(batch)
+            self.displacement.went(batch.number)
+        return batch
+
+    def _next(self) -> Batch | None:
+        if self._by_position:
+            return self._queue[0] if self._queue and self._queue[0].ready else None
+        # The first, nearly always. Whatever is held back waits for a batch that has its samples
+        # and is about to come.
+        may_go = self.displacement.may_go
+        return next((batch for batch in self._queue if may_go(batch.number)), None)
 
     def add_waiter(self, bell: Ringable) -> None:
         """Ring `bell` once there may be something new."""

@@ -28,6 +28,8 @@ class Order:
     by_position: bool
     #: A batch that cannot be filled is dropped rather than delivered short.
     drop_last: bool = False
+    #: Batches that may overtake one whose samples became ready earlier; None: any number.
+    max_displacement: int | None = None
 
 
 class Epoch:
@@ -39,7 +41,7 @@ class Epoch:
     def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
         self._order = order
         self.feed = Feed(sys.maxsize if window is None else window)
-        self.delivery = Delivery(order.by_position, due)
+        self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
         #: Tickets drawn that have not filled their place yet.

@@ -5,6 +5,7 @@ Everything here is plain state: the caller holds the engine's lock.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,11 @@ class Feed:
     @property
     def window(self) -> int:
         return self._window
+
+    @property
+    def bound(self) -> int | None:
+        """The window, None if it bounds nothing."""
+        return None if self._window == sys.maxsize else self._window
 
     def admit(self, samples: int) -> None:
         """Widen the window to `samples`, if it is smaller."""

@@ -125,7 +125,7 @@ class MapEpoch(Epoch):
         return Stats(
             slow_active=self.lanes.slow_running,
             in_window=self.feed.in_window,
-            window=self.feed.window,
+            window=self.feed.bound,
             unclaimed=self.feed.unclaimed,
             temp_queue=len(self.lanes.temp_queue),
             ready_batches=self.delivery.ready,
@@ -134,6 +134,7 @@ class MapEpoch(Epoch):
             diverted=self.lanes.diverted,
             failed=self.failed,
             skipped=tuple(self.skipped),
+            displacement=self.delivery.displacement.seen,
             steps=self.costs.summary(self.recipe.step_name),
         )
 

@@ -36,7 +36,11 @@ class Reading:
 
 
 class WorkerScheduler(Protocol):
-    """Chooses the number of workers that run steps."""
+    """Chooses the number of workers that run steps.
+
+    One of your own may be passed to the loader. It is asked under the engine's lock, so it must be
+    quick and not wait; what it raises ends the epoch. It serves every iterator of its loader.
+    """
 
     #: Seconds between two calls of `decide`.
     interval: float
@@ -270,11 +274,14 @@ def _mean(readings: Sequence[Reading], value: Callable[[Reading], float]) -> flo
     return sum(r.seconds * value(r) for r in readings) / sum(r.seconds for r in readings)
 
 
-def make_scheduler(name: str, workers: int) -> WorkerScheduler:
-    """The worker scheduler called `name`, starting from `workers`."""
+def make_scheduler(chosen: str | WorkerScheduler, workers: int) -> WorkerScheduler:
+    """The worker scheduler that goes by this name, starting from `workers`; or, if it is one
+    already, itself."""
+    if not isinstance(chosen, str):
+        return chosen
     kinds: dict[str, Callable[[int], WorkerScheduler]] = {
         "fixed": FixedScheduler,
         "paper": PaperScheduler,
         "throughput": ThroughputScheduler,
     }
-    return kinds[name](workers)
+    return kinds[chosen](workers)

@@ -150,7 +150,7 @@ class ShardedEpoch:
     def stats(self) -> Stats:
         return Stats(
             in_window=self._in_window,
-            window=self._window,
+            window=None if self._window == sys.maxsize else self._window,
             ready_batches=self.delivery.ready,
             finished=self.finished_samples,
         )

@@ -36,7 +36,8 @@ class TestSkip:
 
     def test_in_any_order_the_last_batch_is(self) -> None:
         batches = list(loader_of(failing(12, {1, 2, 9}), in_order=False, on_error="skip"))
-        assert [len(batch) for batch in batches] == [4, 4, 1]
+        # Being short, it may be collated before the one before it.
+        assert sorted(len(batch) for batch in batches) == [1, 4, 4]
         assert sorted(flat(batches)) == [0, 3, 4, 5, 6, 7, 8, 10, 11]
 
     def test_a_batch_of_which_nothing_is_left_vanishes(self) -> None:

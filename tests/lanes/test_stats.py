@@ -68,6 +68,11 @@ def test_the_numbers_while_everything_stands_still() -> None:
     assert len(flat(iterator)) == 20
 
 
+def test_torchs_window_is_no_number_of_samples() -> None:
+    iterator = iter(loader_of(Made(24)))
+    assert iterator.stats.window is None  # what is drawn bounds it
+
+
 def test_at_the_end() -> None:
     loader = loader_of(Made(24, lambda index: busy(0.002) or index), transforms=[lambda i: i])
     iterator = iter(loader)
@@ -119,7 +124,7 @@ def test_other_threads_may_ask_all_the_time() -> None:
         try:
             while not over.is_set():
                 stats = loader.stats
-                assert 0 <= stats.in_window <= max(stats.window, 4)
+                assert 0 <= stats.in_window <= 4 * 4
                 assert 0 <= stats.slow_active <= 2
                 assert stats.parked >= 0
                 asked[0] += 1

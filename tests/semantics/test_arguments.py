@@ -275,6 +275,10 @@ class TestOurOwn:
             ({"max_queue_size": 8}, ValueError, "num_workers"),
             ({"timeout": 5}, ValueError, "num_workers"),
             ({"scheduler": "no such"}, ValueError, "fixed"),
+            ({"scheduler": 3}, TypeError, "WorkerScheduler"),
+            ({"max_displacement": -1}, ValueError, "at least 0 batch"),
+            ({"max_displacement": 1.5}, TypeError, "max_displacement"),
+            ({"max_displacement": True}, TypeError, "max_displacement"),
         ],
         ids=spelled,
     )
