@@ -16,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from minato_async.autocast import Autocast
 from minato_async.collation import DefaultRowWriter
 from minato_async.engine.recipe import BoundRecipe, Streams
+from minato_async.errors import name_transform
 from minato_async.executors.base import Worker
 from minato_async.options import Options
 from minato_async.randomness import EpochSeeds
@@ -93,9 +94,7 @@ class MapRecipe:
     def step_name(self, step: int) -> str:
         if step == 0:
             return self._first_step
-        transform = self._transforms[step - 1]
-        name = getattr(transform, "__qualname__", type(transform).__name__)
-        return f"transforms[{step - 1}] ({name})"
+        return name_transform(step - 1, self._transforms[step - 1])
 
 
 def pins_memory(loader: DataLoader[Any]) -> bool:

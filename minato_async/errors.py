@@ -31,6 +31,11 @@ def name_sample(error: BaseException, index: Any, step: str, worker: str) -> Bas
     return error
 
 
+def name_transform(number: int, transform: Any) -> str:
+    """Names the step that is `transforms[number]`."""
+    return f"transforms[{number}] ({getattr(transform, '__qualname__', type(transform).__name__)})"
+
+
 def name_read(error: BaseException, where: str, step: str, worker: str) -> BaseException:
     """As `name_sample`, for what an iterable dataset raised while it was read: `where` names the
     sample by its place."""

@@ -19,6 +19,7 @@ from minato_async.engine.shard_jobs import IterableEpoch
 from minato_async.engine.shards import Shard, ShardRecipe
 from minato_async.errors import name_batch, name_read
 from minato_async.iterators import EngineIterator, SerialIterator
+from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.worker_info import make_worker_info
@@ -113,7 +114,8 @@ class SerialIterableIterator(SerialIterator):
             streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
             streams.ticket = -1
             iterator = iter(loader.dataset)
-        self._reader = Reader(iterator, self._recipe.batch_size, self._recipe.drop_last)
+        recipe = self._recipe
+        self._reader = Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
 
     def _next(self) -> Any:
         with thread_streams(self._isolated) as streams:
@@ -128,7 +130,7 @@ class SerialIterableIterator(SerialIterator):
         try:
             samples = reader.read(streams)
         except Exception as error:
-            named = name_read(error, reader.sample, recipe.step, where)
+            named = name_read(error, reader.sample, recipe.step_name(reader.step), where)
             if named is error:
                 raise
             raise named from error
@@ -163,6 +165,7 @@ def make_shard_recipe(loader: MinatoLoader[Any], seeds: EpochSeeds) -> ShardReci
         context=copy_context(),
         grad=torch.is_grad_enabled(),
         autocast=Autocast.of_this_thread(),
+        transforms=check_options(loader).transforms,
     )
 
 

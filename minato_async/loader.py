@@ -58,7 +58,9 @@ class MinatoLoader(DataLoader[T_co]):
             as torch draws it, from `generator`. False: off, workers draw from the process-wide
             generators. With `num_workers=0` it is off unless a seed is given.
         transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
-            slow sample can be diverted, so that its worker goes on with others.
+            slow sample can be diverted, so that its worker goes on with others. To what an
+            iterable dataset yields they are applied by the worker that reads the shard; nothing is
+            diverted there, for a shard is read from one end to the other.
         timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
         threshold_percentile: the percentile of recent costs that is the learned threshold.
         warmup_batches: batches observed before the threshold holds, at most a tenth of an epoch.

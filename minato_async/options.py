@@ -72,6 +72,8 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
             'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
             "its samples are shared out among all workers as it is"
         )
+    if isinstance(loader.dataset, IterableDataset):
+        _check_for_iterable(loader)
     if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
         raise ValueError(
             f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
@@ -123,6 +125,21 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         scheduler=loader.scheduler,
         max_workers=_most_workers(loader),
     )
+
+
+def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
+    """What promises something of single samples is refused rather than ignored: an iterator does
+    not yield one sample without the one before."""
+    for name, default in (
+        ("sample_timeout", None),
+        ("on_error", "raise"),
+        ("max_displacement", None),
+    ):
+        if getattr(loader, name) != default:
+            raise ValueError(
+                f"{name} is for map-style datasets: an iterable dataset is read sample by sample, "
+                "and none can be left out or overtaken; leave it out"
+            )
 
 
 def _most_workers(loader: MinatoLoader[Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -16,14 +16,24 @@ def _never() -> bool:
 
 
 class Reader:
-    """Reads an iterator as torch's fetcher does. Has one user at a time."""
+    """Reads an iterator as torch's fetcher does, and applies `transforms` to what it yields. Has
+    one user at a time."""
 
-    def __init__(self, iterator: Iterator[Any], batch_size: int | None, drop_last: bool) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        batch_size: int | None,
+        drop_last: bool,
+        transforms: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
         self._iterator = iterator
+        self._transforms = transforms
         self._batch_size = batch_size
         self._drop_last = drop_last
         #: Which sample is being read, or was last; from 0.
         self.ordinal = -1
+        #: What it is in: 0 the iterator, n the n-th transform.
+        self.step = 0
         self.ended = False
 
     @property
@@ -44,13 +54,18 @@ class Reader:
             return samples
         while len(samples) < size and not stop():
             self.ordinal += 1
+            self.step = 0
             # The sample's ticket, announced before any of its code runs.
             streams.ticket = self.ordinal
             try:
-                samples.append(next(self._iterator))
+                sample = next(self._iterator)
             except StopIteration:
                 self.ended = True
                 return [] if self._drop_last else samples
+            for transform in self._transforms:
+                self.step += 1
+                sample = transform(sample)
+            samples.append(sample)
         return samples
 
     def release(self) -> None:

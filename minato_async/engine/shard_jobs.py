@@ -117,12 +117,12 @@ class ReadJob(UnwatchedJob):
                 recipe.worker_init_fn(shard.number)
             shard.initialised = True
         streams.ticket = -1
-        return Reader(iter(shard.dataset), recipe.batch_size, recipe.drop_last)
+        return Reader(iter(shard.dataset), recipe.batch_size, recipe.drop_last, recipe.transforms)
 
     def _failed(self, error: BaseException, worker: str) -> ShardBatch:
         shard, reader = self._source.shard, self._source.reader
         if reader is not None:
-            where, step = reader.sample, self._recipe.step
+            where, step = reader.sample, self._recipe.step_name(reader.step)
         else:
             where = "before its first sample"
             step = self._recipe.step if shard.initialised else "worker_init_fn"

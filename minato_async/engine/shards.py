@@ -20,6 +20,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
+from minato_async.errors import name_transform
 from minato_async.stats import Stats
 
 
@@ -60,6 +61,12 @@ class ShardRecipe:
     autocast: Autocast
     #: None: samples have no random state of their own.
     seeds: ShardSeeds | None = None
+    #: Applied to each sample as it is read, by the worker that reads the shard.
+    transforms: Sequence[Callable[[Any], Any]] = ()
+
+    def step_name(self, step: int) -> str:
+        """Names a step in error messages: 0 reads, n is the n-th transform."""
+        return self.step if step == 0 else name_transform(step - 1, self.transforms[step - 1])
 
     def seed(self, shard: int, key: Any) -> int:
         """The seed of what `key` names in `shard`: a sample by its ordinal, -1 being what comes
