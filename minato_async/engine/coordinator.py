@@ -12,8 +12,6 @@ from minato_async.engine.slots import Slots
 from minato_async.engine.watch import DeadlineWatch
 from minato_async.executors.base import Worker
 
-#: Seconds between two ticks. The watch sees a stuck worker at most this late.
-TICK = 0.02
 #: Seconds between two looks for advice.
 _ADVICE_INTERVAL = 0.5
 
@@ -24,16 +22,15 @@ class Coordinator:
     The caller holds the engine's lock.
     """
 
-    interval = TICK
-
     def __init__(self, slots: Slots, scheduler: WorkerScheduler, watch: DeadlineWatch) -> None:
         self._slots = slots
         self._scheduler = scheduler
         self.watch = watch
         self._quota = cpu_quota()
         self._asked = 0.0
-        self._ticks = 0
-        self._active = 0
+        self._ticked = 0.0
+        #: Seconds that workers were inside steps, all together.
+        self._active = 0.0
         self._finished = 0
         self._cpu: dict[str, float] = {}
         self._loading: Loading | None = None
@@ -42,13 +39,18 @@ class Coordinator:
         #: (seconds, workers) whenever the scheduler changed its mind.
         self.history: list[tuple[float, int]] = []
 
+    @property
+    def interval(self) -> float:
+        """Seconds until the next tick."""
+        return self.watch.next_look
+
     def tick(self, loading: Loading) -> list[Worker]:
         """Returns the workers to give up."""
         now = time.monotonic()
         if loading is not self._loading:
             self._begin(loading, now)
-        self._ticks += 1
-        self._active += self._slots.active - self._slots.handed_off
+        self._active += (self._slots.active - self._slots.handed_off) * (now - self._ticked)
+        self._ticked = now
         given_up = self.watch.look(loading, now)
         if now - self._asked >= self._scheduler.interval:
             self._ask(loading, now)
@@ -60,7 +62,7 @@ class Coordinator:
 
     def _begin(self, loading: Loading, now: float) -> None:
         self._loading = loading
-        self._asked, self._ticks, self._active = now, 0, 0
+        self._asked, self._ticked, self._active = now, now, 0.0
         self._finished = loading.finished_samples
         self._used_cpu()
 
@@ -70,7 +72,7 @@ class Coordinator:
         reading = Reading(
             seconds=seconds,
             workers=slots.wanted,
-            active=self._active / max(1, self._ticks),
+            active=self._active / seconds,
             finished=loading.finished_samples - self._finished,
             queued=queued,
             queue_limit=limit,
@@ -84,7 +86,7 @@ class Coordinator:
         if wanted != slots.wanted:
             slots.wanted = wanted
             self.history.append((now, wanted))
-        self._asked, self._ticks, self._active = now, 0, 0
+        self._asked, self._active = now, 0.0
         self._finished = loading.finished_samples
 
     def advise(self, loading: Loading, delivered: int, data_wait: float) -> None:

@@ -7,6 +7,8 @@ from minato_async.engine.loading import Loading
 from minato_async.engine.slots import Running, Slots
 from minato_async.executors.base import Worker
 
+#: Seconds between two looks, at most, and at least where a worker may be stuck earlier.
+_LATEST, _EARLIEST = 0.02, 0.002
 #: A thread that uses less than this part of a core is waiting, not computing.
 _WAITING = 0.2
 
@@ -28,6 +30,8 @@ class DeadlineWatch:
         #: CPU seconds of suspects at the last look, and when it was.
         self._clocks: dict[str, tuple[float, float]] = {}
         self.handed_off = 0
+        #: Seconds until the next look is due.
+        self.next_look = _LATEST
 
     @property
     def idle_cores(self) -> float:
@@ -39,6 +43,7 @@ class DeadlineWatch:
         slots.cores_idle = self._cores.look() >= 0.5
         given_up = []
         suspects: dict[str, tuple[float, float]] = {}
+        self.next_look, stuck_after = _LATEST, loading.stuck_after
         for entry in list(slots.running.values()):
             elapsed = entry.job.elapsed
             if self._sample_timeout is not None and elapsed > self._sample_timeout:
@@ -46,12 +51,17 @@ class DeadlineWatch:
                     slots.leave(entry.worker)
                     given_up.append(entry.worker)
                 continue
-            if entry.handed_off or elapsed < loading.stuck_after:
+            if entry.handed_off or elapsed < stuck_after / 2.0:
                 continue
             # Where all that may run are wanted anyway, nobody could take its place.
             if slots.wanted >= slots.most or slots.active >= slots.most:
                 continue
-            if self._helps(entry, now, suspects) and entry.job.hand_off():
+            # Looked at early, so that it is known by then whether it waits or computes.
+            helps = self._helps(entry, now, suspects)
+            if elapsed < stuck_after:
+                left = max(_EARLIEST, stuck_after - elapsed)
+                self.next_look = min(self.next_look, left)
+            elif helps and entry.job.hand_off():
                 slots.hand_off(entry)
                 self.handed_off += 1
         self._clocks = suspects
