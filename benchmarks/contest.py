@@ -40,23 +40,26 @@ def costed(
     length: int,
     batch_size: int,
     workers: int,
+    at_once: int | None = None,
     batches: int | None = None,
+    step: float = 0.0,
 ) -> Contender:
     """A contender whose samples tell index and cost, so that each run is checked in full.
 
     Checked: exactly once, in order where the peer promises it, never more than ``workers`` samples
-    at once. ``batches`` cuts the epoch short; then only the number of samples at once is checked,
-    and the order.
+    at once, or ``at_once`` where the loader chooses their number. ``step``: seconds that the
+    consumer takes for a batch. ``batches`` cuts the epoch short; then only the number of samples at
+    once is checked, and the order.
     """
 
     def run() -> Epoch:
         guard = ConcurrencyGuard(processes=peer.home == "processes")
         plan = Plan(make_dataset(guard), length, batch_size, workers)
-        epoch = consume(peer.load(plan), read_costed, batches=batches)
+        epoch = consume(peer.load(plan), read_costed, batches=batches, step=step)
         due = length if batches is None else min(length, batches * batch_size)
         if batches is None or peer.ordered:
             check_receipt(epoch.receipt, due, ordered=peer.ordered)
-        guard.check(workers)
+        guard.check(workers if at_once is None else at_once)
         return epoch
 
     return Contender(peer.name, run)

@@ -1,7 +1,7 @@
 """One epoch through one loader, with the same consumer's loop for all.
 
-Times are seconds on ``time.perf_counter`` (monotonic). The consumer does nothing but look at the
-batch, through a *reader*, and drop it before it asks for the next one.
+Times are seconds on ``time.perf_counter`` (monotonic). The consumer looks at the batch, through a
+*reader*, drops it, takes a step of fixed length if it has one, and asks for the next.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Epoch:
     ``arrivals``: when ``next()`` returned each batch; ``counts``: samples in all batches up to and
     including that one; ``seconds``: when the ``for`` loop ended, the loader's own closing included;
     ``cpu``: CPU seconds that all threads of this process used meanwhile, and worker processes that
-    ended in it. Unlike the other times it hardly depends on what else the machine does.
+    ended in it. Unlike the other times it hardly depends on what else the machine does. ``busy``:
+    what the consumer took after each batch, until it asked for the next.
     """
 
     arrivals: tuple[float, ...]
@@ -67,11 +68,18 @@ class Epoch:
     seconds: float
     cpu: float
     receipt: Receipt
+    busy: tuple[float, ...] = ()
 
     @property
     def first(self) -> float:
         """Time to the first batch."""
         return self.arrivals[0]
+
+    def wait_share(self, batches: int | None = None) -> float:
+        """Data wait after the first batch, up to that number of batches or the last: the share of
+        the time that ``next()`` took."""
+        last = (len(self.arrivals) if batches is None else batches) - 1
+        return 1.0 - sum(self.busy[:last]) / (self.arrivals[last] - self.arrivals[0])
 
     @property
     def rate(self) -> float:
@@ -99,6 +107,7 @@ class Epoch:
             "last": self.arrivals[-1],
             "rate": self.rate,
             "steady_rate": self.steady_rate,
+            "busy": sum(self.busy),
             "cost": sum(self.receipt.costs),
         }
 
@@ -115,15 +124,19 @@ class NoBatch(RuntimeError):
     """An epoch delivered nothing at all."""
 
 
-def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) -> Epoch:
+def consume(
+    loader: Iterable[Any], read: Reader, *, batches: int | None = None, step: float = 0.0
+) -> Epoch:
     """Run one epoch, or only its first ``batches``, and close the iterator.
 
-    An epoch cut short ends with its last batch; closing it is not timed.
+    An epoch cut short ends with its last batch; closing it is not timed. ``step``: seconds that
+    the consumer takes for a batch, as a training step does that waits for a device.
     """
     receipt = Receipt()
     arrivals: list[float] = []
     counts: list[int] = []
     clock = time.perf_counter
+    busy: list[float] = []
     cpu = _cpu_seconds()
     begin = clock()
     iterator = iter(loader)
@@ -135,6 +148,9 @@ def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) 
         del batch
         if len(arrivals) == batches:
             break
+        if step:
+            time.sleep(step)
+        busy.append(clock() - begin - arrivals[-1])
     seconds = clock() - begin
     cpu = _cpu_seconds() - cpu
     # Generators close at once; for the others dropping the last reference must do it.
@@ -144,4 +160,4 @@ def consume(loader: Iterable[Any], read: Reader, *, batches: int | None = None) 
     del iterator
     if not arrivals:
         raise NoBatch("the epoch delivered no batch")
-    return Epoch(tuple(arrivals), tuple(counts), seconds, cpu, receipt)
+    return Epoch(tuple(arrivals), tuple(counts), seconds, cpu, receipt, tuple(busy))

@@ -9,6 +9,9 @@ from benchmarks.peers.base import Peer, Plan
 
 _MODULE = "minato_async"
 
+MAX_WORKERS = 32
+"""Threads that the loader may choose to have, where a row does not compare equal workers."""
+
 
 def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
     # Imported here: a target that cannot import the loader still lists and explains itself.
@@ -29,6 +32,26 @@ def _default(plan: Plan) -> Iterable[Any]:
     return _loader(plan)
 
 
+def _diverts(plan: Plan) -> Iterable[Any]:
+    dataset: Any = plan.dataset
+    return _loader(plan, in_order=False, transforms=[dataset.rest])
+
+
+def _adapts(plan: Plan) -> Iterable[Any]:
+    from minato_async import MinatoLoader
+
+    return MinatoLoader(
+        plan.dataset,
+        batch_size=plan.batch_size,
+        shuffle=plan.shuffle,
+        num_workers=plan.workers,
+        collate_fn=plan.collate,
+        in_order=False,
+        scheduler="throughput",
+        max_workers=MAX_WORKERS,
+    )
+
+
 def _strict(plan: Plan) -> Iterable[Any]:
     return _loader(plan, in_order=True)
 
@@ -45,3 +68,10 @@ MINATO_STRICT = Peer("MinatoLoader in order", "threads", True, _strict, (_MODULE
 
 MINATO_READY = Peer("MinatoLoader any order", "threads", False, _ready_first, (_MODULE,))
 """``in_order=False``."""
+
+MINATO_ADAPTS = Peer("MinatoLoader throughput", "threads", False, _adapts, (_MODULE,))
+"""``in_order=False``, and the number of workers chosen by the loader from the plan's on."""
+
+MINATO_DIVERTS = Peer("MinatoLoader diverting", "threads", False, _diverts, (_MODULE,))
+"""``in_order=False``, over a dataset of :class:`~benchmarks.workloads.halves.Halves`, whose second
+step is a transform: slow samples are diverted between the two."""

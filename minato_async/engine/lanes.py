@@ -64,16 +64,18 @@ class Lanes:
     def wants_worker(self, in_flight: int) -> bool:
         """Whether the next idle worker should serve the slow lane, though tickets wait too.
 
-        The lane has one place, and more as its backlog grows: all but one when it is a quarter
-        of the samples `in_flight`. So the share settles where slow samples are finished as fast
-        as they come, and the window keeps room for fast ones.
+        The lane has one place, and more as its backlog grows: all but one when it is two for each
+        worker, or a quarter of the samples `in_flight` if that is less. So the share settles where
+        slow samples are finished as fast as they come, with few of them waiting, and the window
+        keeps room for fast ones.
         """
         return bool(self.temp_queue) and self.has_place(in_flight, self.slow_running + 1)
 
     def has_place(self, in_flight: int, slow_running: int) -> bool:
         """Whether the slow lane has places for `slow_running` workers."""
         workers = self._slots.wanted + self._slots.handed_off
-        fraction = min(1.0, 4.0 * len(self.temp_queue) / max(1, in_flight))
+        most = max(1.0, min(2.0 * workers, in_flight / 4.0))
+        fraction = min(1.0, len(self.temp_queue) / most)
         return slow_running <= 1 + int(max(0, workers - 2) * fraction)
 
     def divert(self, sample: Sample) -> None:

@@ -79,6 +79,14 @@ class TestShare:
         assert lanes.has_place(in_flight, places)
         assert not lanes.has_place(in_flight, places + 1)
 
+    @pytest.mark.parametrize(("backlog", "places"), [(1, 1), (6, 3), (12, 5), (16, 7), (900, 7)])
+    def test_a_wide_window_lets_no_more_pile_up(self, backlog: int, places: int) -> None:
+        lanes, _ = make_lanes(8)
+        for number in range(backlog):
+            lanes.divert(sample(number))
+        assert lanes.has_place(10**6, places)
+        assert not lanes.has_place(10**6, places + 1)
+
     @pytest.mark.parametrize("workers", range(2, 10))
     def test_one_worker_is_left_to_the_fast_lane(self, workers: int) -> None:
         lanes, _ = make_lanes(workers)
