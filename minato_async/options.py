@@ -166,11 +166,7 @@ def _check_scheduler(scheduler: Any) -> None:
             raise ValueError(
                 f"scheduler must be one of {SCHEDULERS} or a WorkerScheduler, got {scheduler!r}"
             )
-    elif not (
-        callable(getattr(scheduler, "start", None))
-        and callable(getattr(scheduler, "decide", None))
-        and isinstance(getattr(scheduler, "interval", None), (int, float))
-    ):
+    elif not isinstance(scheduler, WorkerScheduler):
         raise TypeError(
             f"scheduler must be one of {SCHEDULERS} or have the methods start and decide and an "
             f"interval in seconds, as a WorkerScheduler, got {scheduler!r}"

@@ -71,9 +71,8 @@ class Run:
     def rate(self) -> float:
         """Over all phases, of one length each: the same number of samples in each, so the harmonic
         mean."""
-        if not all(self.rates):
-            return 0.0
-        return len(self.rates) / sum(1.0 / rate for rate in self.rates)
+        # Next to nothing rather than nothing: it is divided by.
+        return len(self.rates) / sum(1.0 / max(rate, 1e-3) for rate in self.rates)
 
     def workers_at(self, seconds: float) -> int:
         return [workers for since, workers in self.trace if since <= seconds][-1]
@@ -83,7 +82,7 @@ def _between(arrivals: Sequence[float], start: float, end: float) -> float:
     """Samples a second by the batches that arrived between two moments."""
     inside = [moment for moment in arrivals if start <= moment <= end]
     if len(inside) < 2:
-        return 0.0
+        return len(inside) * BATCH_SIZE / (end - start)
     return (len(inside) - 1) * BATCH_SIZE / (inside[-1] - inside[0])
 
 
@@ -92,7 +91,7 @@ def _run(workload: Workload, scheduler: str, workers: int, speed: float, quick: 
 
     settles, measured = (SETTLES, MEASURED) if scheduler == "fixed" else (ADAPTS, MEASURED)
     if quick:
-        settles, measured = 0.05, 0.2
+        settles, measured = 0.05, 0.3
     length = settles + measured
     phases = [Phase(length, phase.computes, phase.waits) for phase in workload.phases]
     dataset = Changing(phases, speed)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Reading:
     most: int
 
 
+@runtime_checkable
 class WorkerScheduler(Protocol):
     """Chooses the number of workers that run steps.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 
+from minato_async import MinatoLoader
 from minato_async.engine.scheduler import (
     FixedScheduler,
     PaperScheduler,
@@ -17,6 +19,8 @@ from minato_async.engine.scheduler import (
     WorkerScheduler,
     make_scheduler,
 )
+
+from .support import PATIENCE, Made, Tally, until, wait_for
 
 
 @dataclass
@@ -339,3 +343,62 @@ def test_each_is_found_by_its_name(name: str, kind: type) -> None:
     scheduler = make_scheduler(name, 3)
     assert type(scheduler) is kind
     assert scheduler.start() == 3
+
+
+class Stepwise:
+    """A worker scheduler of a user's: two workers, then five."""
+
+    interval = 0.05
+
+    def __init__(self) -> None:
+        self.readings: list[Reading] = []
+
+    def start(self) -> int:
+        return 2
+
+    def decide(self, reading: Reading) -> int:
+        self.readings.append(reading)
+        return 5
+
+
+def test_one_of_your_own_is_asked_and_obeyed() -> None:
+    scheduler, let_go, tally = Stepwise(), threading.Event(), Tally()
+
+    def load(index: int) -> int:
+        with tally.inside():
+            wait_for(let_go)
+        return index
+
+    assert isinstance(scheduler, WorkerScheduler)
+    loader = MinatoLoader(
+        Made(40, load), num_workers=3, max_workers=5, scheduler=scheduler, collate_fn=list
+    )
+    iterator = iter(loader)
+    until(lambda: iterator.stats.active == 5)
+    assert iterator.stats.workers == 5
+    (_, first), *_ = iterator.stats.worker_history
+    assert first == 5
+    let_go.set()
+    assert len(list(iterator)) == 40
+    assert tally.most_inside == 5
+    reading = scheduler.readings[0]
+    assert (reading.workers, reading.most, reading.starved) == (2, 5, True)
+    assert reading.active == pytest.approx(2.0, abs=0.5)
+
+
+def test_what_it_raises_reaches_the_consumer() -> None:
+    class Broken(Stepwise):
+        def decide(self, reading: Reading) -> int:
+            raise ValueError("no idea")
+
+    let_go = threading.Event()
+    loader = MinatoLoader(
+        Made(40, lambda index: wait_for(let_go)),
+        num_workers=2,
+        scheduler=Broken(),
+        timeout=PATIENCE,
+    )
+    with pytest.raises(RuntimeError, match="engine has failed") as caught:
+        next(iter(loader))
+    assert str(caught.value.__cause__) == "no idea"
+    let_go.set()
