@@ -81,9 +81,10 @@ class Run:
 def _between(arrivals: Sequence[float], start: float, end: float) -> float:
     """Samples a second by the batches that arrived between two moments."""
     inside = [moment for moment in arrivals if start <= moment <= end]
-    if len(inside) < 2:
-        return len(inside) * BATCH_SIZE / (end - start)
-    return (len(inside) - 1) * BATCH_SIZE / (inside[-1] - inside[0])
+    if not inside:
+        return 0.0
+    # Batches that come together must not make a rate of their own.
+    return (len(inside) - 1) * BATCH_SIZE / max(inside[-1] - inside[0], (end - start) / 2)
 
 
 def _run(workload: Workload, scheduler: str, workers: int, speed: float, quick: bool) -> Run:
