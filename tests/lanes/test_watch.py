@@ -1,0 +1,107 @@
+"""The deadline watch alone: when it looks, and what it needs to have seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minato_async.engine import watch as module
+from minato_async.engine.slots import Slots
+from minato_async.engine.watch import DeadlineWatch
+
+from .test_lane_state import NamedWorker, NoJob
+
+
+class Job(NoJob):
+    """It has been inside one step for `elapsed` seconds."""
+
+    def __init__(self, elapsed: float) -> None:
+        self.elapsed = elapsed
+        self.given = 0
+
+    def hand_off(self) -> bool:
+        self.given += 1
+        return True
+
+
+class StuckAfter:
+    stuck_after = 0.1
+
+
+LOADING: Any = StuckAfter()
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads whose CPU clocks stand still."""
+    monkeypatch.setattr(module, "thread_cpu_seconds", lambda native_id: 1.0)
+
+
+def watch_over(*elapsed: float) -> tuple[DeadlineWatch, list[Job]]:
+    slots, jobs = Slots(len(elapsed), 8), [Job(seconds) for seconds in elapsed]
+    for number, job in enumerate(jobs):
+        slots.enter(NamedWorker(f"w{number}"), job)
+    return DeadlineWatch(slots, None), jobs
+
+
+@pytest.mark.usefixtures("no_core_idles", "waiting")
+class TestWhenItLooks:
+    @pytest.mark.parametrize("elapsed", [(), (0.0,), (0.02, 0.04)])
+    def test_now_and_then(self, elapsed: tuple[float, ...]) -> None:
+        watch, _ = watch_over(*elapsed)
+        watch.look(LOADING, 1.0)
+        assert watch.next_look == 0.02
+
+    def test_when_the_first_may_be_stuck(self) -> None:
+        watch, _ = watch_over(0.06, 0.095, 0.085)
+        watch.look(LOADING, 1.0)
+        assert watch.next_look == pytest.approx(0.005)
+
+    def test_but_not_without_a_pause(self) -> None:
+        watch, _ = watch_over(0.09999)
+        watch.look(LOADING, 1.0)
+        assert watch.next_look == 0.002
+
+    def test_one_that_was_handed_off_is_not_looked_for(self) -> None:
+        watch, jobs = watch_over(0.09)
+        watch.look(LOADING, 1.0)
+        jobs[0].elapsed = 0.1
+        watch.look(LOADING, 1.01)
+        assert (jobs[0].given, watch.next_look) == (1, 0.02)
+
+
+@pytest.mark.usefixtures("no_core_idles")
+class TestWhatItHasSeen:
+    @pytest.mark.usefixtures("waiting")
+    def test_that_a_worker_waits_is_known_when_it_is_stuck(self) -> None:
+        """Its clock was read before, so the first look after the deadline hands it off."""
+        watch, (job,) = watch_over(0.06)
+        watch.look(LOADING, 1.0)
+        assert job.given == 0
+        job.elapsed = 0.1
+        watch.look(LOADING, 1.04)
+        assert job.given == 1
+
+    @pytest.mark.usefixtures("waiting")
+    def test_without_an_earlier_look_it_is_not(self) -> None:
+        watch, (job,) = watch_over(0.2)
+        watch.look(LOADING, 1.0)
+        assert job.given == 0
+        watch.look(LOADING, 1.02)
+        assert job.given == 1
+
+    def test_one_that_computes_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = iter(range(100))
+        monkeypatch.setattr(module, "thread_cpu_seconds", lambda native_id: 0.02 * next(clock))
+        watch, (job,) = watch_over(0.2)
+        for look in range(10):
+            watch.look(LOADING, 1.0 + 0.02 * look)
+        assert job.given == 0
+
+
+@pytest.mark.usefixtures("cores_idle")
+def test_with_an_idle_core_nothing_needs_to_be_known() -> None:
+    watch, (job,) = watch_over(0.2)
+    watch.look(LOADING, 1.0)
+    assert job.given == 1
