@@ -90,8 +90,8 @@ def test_an_interrupt_that_ends_no_wait_is_seen() -> None:
         eventually(lambda: "bell.wait" in interrupts.innermost(sys._current_frames()[main]))
         _thread.interrupt_main()
 
+    in_thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        in_thread(interrupt)
         next(iterator)
     gate.let_go()
     assert len(list(iterator)) == 4
