@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -60,6 +61,10 @@ def _quota(folder: Path) -> list[float]:
     return [int(limit) / int(period)]
 
 
+#: The kinds of clock that hold what the scheduler counts, by Linux's own numbers.
+_OF_THREAD, _OF_PROCESS = 6, 2
+
+
 class IdleCores:
     """Estimates how many of the CPUs that this process may use have nothing to do."""
 
@@ -104,9 +109,9 @@ def _idle_seconds() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def thread_cpu_seconds(native_id: int) -> float | None:
-    """CPU time of a thread of this process by its kernel id; None if it has ended, or elsewhere
-    than on Linux.
+def worker_cpu_seconds(native_id: int) -> float | None:
+    """CPU time of a worker by its kernel id: of a thread of this process, or of another process;
+    None if it has ended, or elsewhere than on Linux.
 
     The clock's number is made of the thread's id as Linux defines it (posix-timers.h: the
     complement of the id, shifted by three, with the bits for "per thread" and "scheduler's own
@@ -114,7 +119,7 @@ def thread_cpu_seconds(native_id: int) -> float | None:
     """
     if sys.platform != "linux":
         return None
-    try:
-        return time.clock_gettime((~native_id << 3) | 6)
-    except OSError:
-        return None
+    for kind in (_OF_THREAD, _OF_PROCESS):
+        with contextlib.suppress(OSError):
+            return time.clock_gettime((~native_id << 3) | kind)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
@@ -66,6 +67,7 @@ class MapRecipe:
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)
         self._setup = setup
+        self.seeds = seeds
         self.seed = seeds.seed
         self._context = copy_context()
         self._grad = torch.is_grad_enabled()
@@ -90,6 +92,17 @@ class MapRecipe:
     def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
         steps = [_method_getter(dataset, self._method), *self._transform_steps]
         return Bound(self, steps, self._collate, self._finish, streams, context)
+
+    def for_epoch(self, seeds: EpochSeeds, grad: bool, autocast: Autocast) -> MapRecipe:
+        """The recipe of another epoch, in a process that has only that of an earlier one."""
+        recipe = copy.copy(self)
+        recipe.seeds, recipe.seed = seeds, seeds.seed
+        recipe._grad, recipe._autocast = grad, autocast
+        return recipe
+
+    @property
+    def dataset(self) -> Any:
+        return self._setup.dataset
 
     def step_name(self, step: int) -> str:
         if step == 0:

@@ -19,16 +19,18 @@ _FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 _warned = threading.Lock()
 
 
-def warn_if_on() -> None:
+def warn_if_on(executor: str) -> None:
     """Warn, once in a process, if this Python is free-threaded and its GIL is on all the same.
+    `executor`: what loads.
 
     Asked again for every epoch: an import in between may have turned it on.
     """
-    if _FREE_THREADED and _is_on() and _warned.acquire(blocking=False):
-        _warn(_explanation())
+    if _FREE_THREADED and gil_is_on() and _warned.acquire(blocking=False):
+        _warn(_explanation(executor))
 
 
-def _is_on() -> bool:
+def gil_is_on() -> bool:
+    """Whether threads run Python code one at a time in this process, now."""
     enabled: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
     return enabled
 
@@ -39,8 +41,10 @@ def _warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, skip_file_prefixes=(ours,))
 
 
-def _explanation() -> str:
+def _explanation(executor: str) -> str:
     effect = "worker threads run Python code one at a time."
+    if executor == "process":
+        effect = "worker processes load, as threads would run Python code one at a time."
     if getattr(sys.flags, "gil", None) == 1:
         return (
             "The GIL is on, because PYTHON_GIL=1 or -X gil=1 asks for it; no module has turned "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,21 @@ import torch
 from minato_async.autocast import Autocast
 from minato_async.datapipes import copy_pipe, settings_for
 from minato_async.dataset import finisher
+from minato_async.engine.engine import Engine
+from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.reader import Reader
 from minato_async.engine.recipe import Streams
+from minato_async.engine.remote_shards import RemoteShardedEpoch
 from minato_async.engine.shard_jobs import IterableEpoch
 from minato_async.engine.shards import Shard, ShardRecipe
 from minato_async.errors import name_batch, name_read
+from minato_async.executors.base import Worker
 from minato_async.iterators import EngineIterator, SerialIterator
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
+from minato_async.remote import RemoteLoading
 from minato_async.worker_info import make_worker_info
 from minato_async.workers import DatasetCopy
 
@@ -36,7 +43,13 @@ class ShardedIterator(EngineIterator):
     workers to share the data with.
     """
 
-    _epoch: IterableEpoch
+    _epoch: Loading
+
+    def __init__(self, loader: MinatoLoader[Any]) -> None:
+        #: The shards are read in other processes.
+        self._elsewhere = False
+        self._homes: dict[int, Worker] = {}
+        super().__init__(loader)
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
         if first:
@@ -48,20 +61,45 @@ class ShardedIterator(EngineIterator):
                 self._seed_pipes(self._pipes.draw_seed(loader))
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
+        recipe = make_shard_recipe(loader, seeds, finish=not self._elsewhere)
+        if first:
+            self._engine = self._open_engine(loader, recipe)
         ahead = self._options.batches_ahead
-        self._epoch = self._engine.begin(
-            partial(
-                IterableEpoch,
+        keeps_order = choose_order(loader, loader.in_order).by_position
+        ahead = None if ahead is None else ahead // len(self._shards)
+        window = self._options.window
+        start: Callable[[Sync], Loading]
+        if self._remote is None:
+            start = partial(IterableEpoch, self._shards, recipe, keeps_order, ahead, window)
+        else:
+            context = self._remote.next_epoch(loader, seeds)
+            start = partial(
+                RemoteShardedEpoch,
                 self._shards,
-                make_shard_recipe(loader, seeds),
-                choose_order(loader, loader.in_order).by_position,
-                None if ahead is None else ahead // len(self._shards),
-                self._options.window,
+                self._homes,
+                recipe,
+                keeps_order,
+                ahead,
+                window,
+                context,
             )
+        self._epoch = self._engine.begin(start)
+
+    def _open_engine(self, loader: MinatoLoader[Any], recipe: ShardRecipe) -> Engine:
+        if not self._elsewhere:
+            return self._new_engine()
+        # A shard's iterator cannot leave its process: so there are as many as there are shards.
+        self._options = replace(
+            self._options, scheduler="fixed", max_workers=self._options.num_workers
         )
+        make_info = partial(_shard_info, len(self._shards), self._base_seed, self._options.isolated)
+        make_runner = partial(ShardRunner, ShardPlan(loader.dataset, recipe, make_info))
+        self._remote = RemoteLoading(loader, make_runner, self._base_seed, self._options)
+        return self._new_engine(self._remote.new_executor)
 
     def _open(self, loader: MinatoLoader[Any]) -> None:
         self._pipes = settings_for(loader)
+        self._elsewhere = self._options.executor == "process" and self._can_be_elsewhere(loader)
         pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
         self._start(loader)
         count = 1 if loader.iterable_mode == "shared" else loader.num_workers
@@ -71,11 +109,9 @@ class ShardedIterator(EngineIterator):
             datasets = [copy.dataset for copy in self._copies]
         else:
             datasets = [copy_pipe(loader.dataset) for _ in range(count)]
-        # Whichever worker runs a shard, what is drawn belongs to the sample that is being read.
-        rng = ThreadRng() if self._options.isolated else None
+        make_info = partial(_shard_info, count, self._base_seed, self._options.isolated)
         self._shards = [
-            Shard(s, dataset, make_worker_info(s, count, self._base_seed + s, dataset, rng))
-            for s, dataset in enumerate(datasets)
+            Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
         ]
         if self._pipes is not None and pipe_seed is not None:
             self._seed_pipes(pipe_seed)
@@ -83,7 +119,19 @@ class ShardedIterator(EngineIterator):
                 self._pipes.shard(shard.dataset, shard.number, count)
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
-        self._engine = self._new_engine()
+
+    def _can_be_elsewhere(self, loader: MinatoLoader[Any]) -> bool:
+        """Whether worker processes can read this dataset. Warns where they were asked for."""
+        if self._pipes is None and loader.iterable_mode == "sharded":
+            return True
+        what = 'iterable_mode="shared"' if self._pipes is None else "a data pipe"
+        if loader.executor == "process":
+            warnings.warn(
+                f"{what} is loaded by threads: worker processes cannot share an iterator",
+                RuntimeWarning,
+                stacklevel=7,
+            )
+        return False
 
     def _seed_pipes(self, seed: int) -> None:
         assert self._pipes is not None
@@ -152,15 +200,25 @@ class SerialIterableIterator(SerialIterator):
         self._reader.release()
 
 
-def make_shard_recipe(loader: MinatoLoader[Any], seeds: EpochSeeds) -> ShardRecipe:
-    """How `loader` reads its dataset in the epoch that the calling thread starts."""
+def _shard_info(count: int, base_seed: int, isolated: bool, shard: int, dataset: Any) -> Any:
+    """What `get_worker_info()` returns in `shard` of `count`."""
+    # Whichever worker runs a shard, what is drawn belongs to the sample that is being read.
+    rng = ThreadRng() if isolated else None
+    return make_worker_info(shard, count, base_seed + shard, dataset, rng)
+
+
+def make_shard_recipe(
+    loader: MinatoLoader[Any], seeds: EpochSeeds, finish: bool = True
+) -> ShardRecipe:
+    """How `loader` reads its dataset in the epoch that the calling thread starts. `finish`: batches
+    are pinned where they are collated, if at all."""
     dataset: Any = loader.dataset
     return ShardRecipe(
         step=f"{type(getattr(dataset, '_datapipe', dataset)).__name__}.__iter__",
         batch_size=loader.batch_size,
         drop_last=bool(loader.drop_last),
         worker_init_fn=loader.worker_init_fn,
-        collate=_collation(loader),
+        collate=_collation(loader, finisher(loader) if finish else _as_it_is),
         seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
@@ -169,8 +227,14 @@ def make_shard_recipe(loader: MinatoLoader[Any], seeds: EpochSeeds) -> ShardReci
     )
 
 
-def _collation(loader: MinatoLoader[Any]) -> Callable[[list[Any]], Any]:
-    collate_fn, finish = loader.collate_fn, finisher(loader)
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _collation(
+    loader: MinatoLoader[Any], finish: Callable[[Any], Any]
+) -> Callable[[list[Any]], Any]:
+    collate_fn = loader.collate_fn
     if loader.batch_size is None:
         return lambda samples: finish(collate_fn(samples[0]))
     return lambda samples: finish(collate_fn(samples))

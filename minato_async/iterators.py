@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,10 +13,11 @@ import torch
 
 from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batches import Batch
-from minato_async.engine.engine import Engine
+from minato_async.engine.engine import Engine, ExecutorFactory
 from minato_async.engine.epoch import Epoch
-from minato_async.engine.loading import Loading
+from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
@@ -24,9 +25,12 @@ from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.process_samples import SampleRunner
 from minato_async.randomness import EpochSeeds, thread_streams
+from minato_async.remote import RemoteLoading
 from minato_async.repeats import RepeatCounter, may_repeat
 from minato_async.stats import Stats
+from minato_async.transport.failures import unpacked
 from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
@@ -196,25 +200,29 @@ class EngineIterator(LoaderIterator):
     _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
-        warn_if_on()
-        super().__init__(loader)
         self._options = check_options(loader)
+        warn_if_on(self._options.executor)
+        super().__init__(loader)
+        #: What there is to know of the other processes, if it is they who load.
+        self._remote: RemoteLoading | None = None
         self._persistent = loader.persistent_workers
         self._start_epoch(loader, first=True)
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
         """Begin the next epoch with the same workers, whatever is left of this one."""
-        warn_if_on()
+        warn_if_on(self._options.executor)
         self._start_epoch(loader, first=False)
 
     @abstractmethod
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
         """Begin an epoch; for the first, start the engine too."""
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self, executor: ExecutorFactory | None = None) -> Engine:
+        """With threads, if no `executor` is given."""
         options = self._options
-        setup = partial(worker_thread, isolated=options.isolated)
-        executor = partial(ThreadExecutor, setup=setup)
+        if executor is None:
+            setup = partial(worker_thread, isolated=options.isolated)
+            executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
         return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
 
@@ -228,6 +236,10 @@ class EngineIterator(LoaderIterator):
     def _take_draw_errors(self) -> list[BaseException]:
         """What is left to be raised when all batches are delivered."""
         return []
+
+    def _receive(self, content: Any) -> Any:
+        """What the consumer gets of a batch's content."""
+        return content if self._remote is None else self._remote.receive(content)
 
     def _count(self) -> None:
         """Called for every batch that is about to be returned."""
@@ -251,7 +263,7 @@ class EngineIterator(LoaderIterator):
         self._draw()
         if batch.failure is None:
             self._count()
-            return batch.take_content()
+            return self._receive(batch.take_content())
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
         # the workers: here, and wherever `self` is deleted in the following.
         del self, epoch, engine
@@ -272,7 +284,7 @@ class EngineIterator(LoaderIterator):
         self._draw()
         if batch.failure is None:
             self._count()
-            return batch.take_content()
+            return self._receive(batch.take_content())
         del self, epoch, engine
         raise_failure(batch)
 
@@ -285,11 +297,13 @@ class EngineIterator(LoaderIterator):
     @property
     def stats(self) -> Stats:
         """A snapshot of this iterator's epoch."""
-        return self._engine.stats(self._epoch)
+        stats = self._engine.stats(self._epoch)
+        return stats if self._remote is None else self._remote.received(stats)
 
-    @property
-    def restartable(self) -> bool:
-        return self._engine.usable
+    def can_restart(self, loader: MinatoLoader[Any]) -> bool:
+        """Whether the next epoch can be loaded by the same workers. Not by threads, where the GIL
+        was turned on since."""
+        return self._engine.usable and check_options(loader).executor == self._options.executor
 
     def close(self) -> None:
         self._engine.close()
@@ -323,10 +337,20 @@ class MapIterator(EngineIterator):
         self._batch_is_ticket = recipe.batch_is_ticket
         self._repeats = RepeatCounter() if may_repeat(loader) else None
         order = choose_order(loader, loader.in_order)
-        if first:
-            self._engine = self._new_engine()
         threshold = self._threshold(loader)
-        start = partial(MapEpoch, recipe, order, self._options.window, threshold)
+        start: Callable[[Sync], MapEpoch]
+        if self._options.executor == "process":
+            if self._remote is None:
+                self._remote = RemoteLoading(
+                    loader, partial(SampleRunner, recipe), self._base_seed, self._options
+                )
+                self._engine = self._new_engine(self._remote.new_executor)
+            context = self._remote.next_epoch(loader, recipe.seeds)
+            start = partial(RemoteMapEpoch, recipe, order, self._options.window, threshold, context)
+        else:
+            if first:
+                self._engine = self._new_engine()
+            start = partial(MapEpoch, recipe, order, self._options.window, threshold)
         self._epoch = self._engine.begin(start)
         self._drawn_all = False
         #: What the sampler raised, if it did: to be raised after all that it drew before.
@@ -401,8 +425,8 @@ class MapIterator(EngineIterator):
 def raise_failure(batch: Batch) -> NoReturn:
     """Raise the failure that `batch` carries, whose traceback then refers to this frame: so
     neither the frame nor the batch may keep the failure."""
-    failure, batch.failure = batch.failure, None
-    assert failure is not None
+    assert batch.failure is not None
+    failure, batch.failure = unpacked(batch.failure), None
     try:
         raise failure
     finally:

@@ -1,4 +1,4 @@
-"""MinatoLoader: torch's DataLoader, on threads that never wait for a slow sample."""
+"""MinatoLoader: torch's DataLoader, on workers that never wait for a slow sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _epochs_lock = threading.Lock()
 
 
 class MinatoLoader(DataLoader[T_co]):
-    """A `torch.utils.data.DataLoader` whose workers are threads.
+    """A `torch.utils.data.DataLoader` whose workers are threads, or processes where the GIL is on.
 
     Args:
         dataset: map-style, or an `IterableDataset`. The latter is read in `num_workers` shards,
@@ -75,10 +75,13 @@ class MinatoLoader(DataLoader[T_co]):
         max_workers: threads that may load at once; None: chosen from the CPUs that this process
             may use, beyond them for work that waits.
         sample_timeout: seconds after which a sample has failed. Its thread cannot be killed: it
-            is abandoned and replaced.
+            is abandoned and replaced. Its process is killed and replaced.
         on_error: what to do with a sample that fails. "raise": raise it from `next()`; "skip":
             leave it out; or a function of its index and the error, which returns a sample to
             take its place.
+        executor: what loads. "thread"; "process": worker processes, forked at `iter()`; "auto":
+            processes where the GIL is on and they can be forked, else threads. Asked anew for
+            every epoch.
 
     The remaining arguments of torch's DataLoader are refused unless they have their default.
 
@@ -119,6 +122,7 @@ class MinatoLoader(DataLoader[T_co]):
         max_workers: int | None = None,
         sample_timeout: float | None = None,
         on_error: str | Callable[[Any, BaseException], Any] = "raise",
+        executor: str = "auto",
     ) -> None:
         super().__init__(
             dataset,
@@ -152,6 +156,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.max_workers = max_workers
         self.sample_timeout = sample_timeout
         self.on_error = on_error
+        self.executor = executor
         check_options(self)
         self._epochs = 0
         self._latest: weakref.ref[LoaderIterator] | None = None
@@ -168,7 +173,7 @@ class MinatoLoader(DataLoader[T_co]):
         if self.num_workers == 0 or not self.persistent_workers:
             return self._get_iterator()
         iterator: Any = self._iterator
-        if iterator is not None and iterator.restartable:
+        if iterator is not None and iterator.can_restart(self):
             iterator.restart(self)
             self._latest = weakref.ref(iterator)
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,11 +13,15 @@ from torch.utils.data import IterableDataset
 
 from minato_async.cpus import cpu_quota
 from minato_async.engine.scheduler import WorkerScheduler
+from minato_async.gil_watch import gil_is_on
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
 
 _ITERABLE_MODES = ("sharded", "shared")
+EXECUTORS = ("auto", "thread", "process")
+#: Whether "auto" means processes where the GIL is on.
+PROCESSES_BY_DEFAULT = True
 SCHEDULERS = ("throughput", "paper", "fixed")
 
 #: Threads that a loader may grow to for each core it may use, for work that waits.
@@ -47,8 +53,10 @@ class Options:
     sample_timeout: float | None
     on_error: str | Callable[[Any, BaseException], Any]
     scheduler: str | WorkerScheduler
-    #: Threads that may run steps at once.
+    #: Workers that may run steps at once.
     max_workers: int
+    #: "thread" or "process".
+    executor: str
 
 
 def check_options(loader: MinatoLoader[Any]) -> Options:
@@ -124,6 +132,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         on_error=_checked_on_error(loader.on_error),
         scheduler=loader.scheduler,
         max_workers=_most_workers(loader),
+        executor=_chosen_executor(loader),
     )
 
 
@@ -140,6 +149,39 @@ def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
                 f"{name} is for map-style datasets: an iterable dataset is read sample by sample, "
                 "and none can be left out or overtaken; leave it out"
             )
+
+
+def _chosen_executor(loader: MinatoLoader[Any]) -> str:
+    if loader.executor not in EXECUTORS:
+        raise ValueError(f"executor must be one of {EXECUTORS}, got {loader.executor!r}")
+    method = _start_method(loader.multiprocessing_context)
+    if loader.executor == "auto":
+        may = PROCESSES_BY_DEFAULT and can_fork() and method == "fork"
+        return "process" if may and gil_is_on() else "thread"
+    if loader.executor == "process":
+        if not can_fork():
+            raise NotImplementedError(
+                'executor="process" is built for Linux so far: use executor="thread"'
+            )
+        if method != "fork":
+            raise NotImplementedError(
+                f'executor="process" cannot start its workers by {method!r} yet: use '
+                "multiprocessing_context='fork', or executor='thread'"
+            )
+    return loader.executor
+
+
+def can_fork() -> bool:
+    """Whether worker processes are built for this platform."""
+    return sys.platform == "linux"
+
+
+def _start_method(context: Any) -> str:
+    """How the user wants processes to be started."""
+    if context is not None:
+        method: str = context.get_start_method()
+        return method
+    return multiprocessing.get_start_method(allow_none=True) or "fork"
 
 
 def _most_workers(loader: MinatoLoader[Any]) -> int:

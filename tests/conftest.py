@@ -101,6 +101,13 @@ def parallel_kind(request: pytest.FixtureRequest) -> LoaderKind:
 
 
 @pytest.fixture
+def threads_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that are not told otherwise use threads, whatever the interpreter: the test is about
+    threads, or counts what samples do."""
+    monkeypatch.setattr("minato_async.options.gil_is_on", lambda: False)
+
+
+@pytest.fixture
 def deterministic_algorithms() -> Iterator[None]:
     """Within the test, the user has asked torch for reproducibility.
 

@@ -18,11 +18,20 @@ class LoaderKind:
     cls: type[DataLoader[Any]]
     num_workers: int
     in_order: bool = True
+    executor: str = "thread"
 
     def __call__(self, dataset: Any, *args: Any, **options: Any) -> DataLoader[Any]:
         """A loader of this kind; `options` go before the kind's own."""
         own = {"num_workers": self.num_workers, "in_order": self.in_order}
+        if self.is_ours:
+            own["executor"] = self.executor
         return self.cls(dataset, *args, **(own | options))
+
+    @property
+    def elsewhere(self) -> bool:
+        """Samples run in other processes: what they count or keep is not seen here, and what is
+        raised there arrives as its like."""
+        return self.is_ours and self.executor == "process"
 
     @property
     def is_ours(self) -> bool:
@@ -35,9 +44,10 @@ SERIAL = LoaderKind("minato", MinatoLoader, 0)
 ONE_WORKER = LoaderKind("minato-1", MinatoLoader, 1)
 WORKERS = LoaderKind("minato-3", MinatoLoader, 3)
 ANY_ORDER = LoaderKind("minato-3-any-order", MinatoLoader, 3, in_order=False)
+PROCESSES = LoaderKind("minato-2-process", MinatoLoader, 2, executor="process")
 
 #: Kinds whose batches are those that the sampler drew, in its order.
-IN_ORDER = (TORCH, SERIAL, ONE_WORKER, WORKERS)
+IN_ORDER = (TORCH, SERIAL, ONE_WORKER, WORKERS, PROCESSES)
 #: Every kind, for what does not depend on the order. Of torch's the cheap one: to start processes
 #: costs half a second, so its workers are for the tests that are about workers.
 ALL = (*IN_ORDER, ANY_ORDER)

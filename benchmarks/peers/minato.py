@@ -1,4 +1,5 @@
-"""The loader under test: as it comes, in strict order, and ready samples first."""
+"""The loader under test: as it comes, in strict order, and ready samples first; on threads, and on
+processes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
         num_workers=plan.workers,
         collate_fn=plan.collate,
         scheduler="fixed",
-        **options,
+        **({"executor": "thread"} | options),
     )
 
 
@@ -48,6 +49,7 @@ def _adapts(plan: Plan) -> Iterable[Any]:
         collate_fn=plan.collate,
         in_order=False,
         scheduler="throughput",
+        executor="thread",
         max_workers=MAX_WORKERS,
     )
 
@@ -75,3 +77,22 @@ MINATO_ADAPTS = Peer("MinatoLoader throughput", "threads", False, _adapts, (_MOD
 MINATO_DIVERTS = Peer("MinatoLoader diverting", "threads", False, _diverts, (_MODULE,))
 """``in_order=False``, over a dataset of :class:`~benchmarks.workloads.halves.Halves`, whose second
 step is a transform: slow samples are diverted between the two."""
+
+
+def _processes(plan: Plan) -> Iterable[Any]:
+    return _loader(plan, executor="process", in_order=True)
+
+
+def _processes_ready(plan: Plan) -> Iterable[Any]:
+    return _loader(plan, executor="process", in_order=False)
+
+
+MINATO_PROCESSES = Peer(
+    "MinatoLoader processes in order", "processes", True, _processes, (_MODULE,)
+)
+"""``executor="process", in_order=True``."""
+
+MINATO_PROCESSES_READY = Peer(
+    "MinatoLoader processes any order", "processes", False, _processes_ready, (_MODULE,)
+)
+"""``executor="process", in_order=False``."""

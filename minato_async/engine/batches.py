@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from minato_async.engine.feed import Block
 
+#: Whole batches that may be reserved while another is being formed sample by sample.
+OVERTAKING = 2
+
 
 class Batch:
     """Samples on their way to the consumer as one item.
@@ -127,6 +130,13 @@ class BatchBuilder(Protocol):
     def place(self, block: Block, row: int, count: int) -> list[Place]:
         """The places of the finished samples of `count` tickets from `row` on."""
 
+    def reserve(self, block: Block) -> bool:
+        """All samples of `block` will be finished as one batch, if nothing comes in between.
+        False: they will not make one."""
+
+    def unreserve(self, block: Block) -> None:
+        """Something came in between: the samples are placed one by one."""
+
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """A sample failed: the batch that is lost by it, which carries the failure."""
 
@@ -147,6 +157,12 @@ class AsDrawn:
     def place(self, block: Block, row: int, count: int) -> list[Place]:
         assert block.batch is not None
         return [(block.batch, row, count)]
+
+    def reserve(self, block: Block) -> bool:
+        return block.batch is not None and not block.batch.lost
+
+    def unreserve(self, block: Block) -> None:
+        """Nothing to do: they have their places either way."""
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """The whole batch is lost, to the failure of its first bad row, as with torch."""
@@ -180,15 +196,24 @@ class ReadyFirst:
         #: Those of the samples in the batch that is being formed.
         self._indices: list[Any] = []
         self._placed = 0
+        #: Whole batches reserved while the one that is being formed has samples.
+        self._overtaking = 0
 
     def expect(self, block: Block) -> Batch | None:
         self._sizes.append(len(block.indices))
         return None
 
     def place(self, block: Block, row: int, count: int) -> list[Place]:
+        if block.batch is not None:  # reserved
+            if block.batch.number is None:
+                # All of its samples are ready now, and not before.
+                block.batch.number = self._begun
+                self._begun += 1
+            return [(block.batch, row, count)]
         places: list[Place] = []
         while count:
             if self._forming is None:
+                self._overtaking = 0
                 self._indices = []
                 self._forming = Batch(self._sizes.popleft(), block.unit, self._indices)
                 self._placed = 0
@@ -204,6 +229,24 @@ class ReadyFirst:
             row += fitting
             count -= fitting
         return places
+
+    def reserve(self, block: Block) -> bool:
+        size = len(block.indices)
+        if block.batch is not None or size not in self._sizes:
+            return False
+        if self._forming is not None:
+            # What is in there waits for samples that come one by one.
+            if self._overtaking >= OVERTAKING:
+                return False
+            self._overtaking += 1
+        self._sizes.remove(size)
+        block.batch = Batch(size, block.unit, block.indices)
+        return True
+
+    def unreserve(self, block: Block) -> None:
+        if block.batch is not None:
+            block.batch = None
+            self._sizes.appendleft(len(block.indices))
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 #: Seconds of work that one claim is worth. Handing over a claim costs some 10 µs, so a hundredth
 #: of that is lost, and an idle worker waits no longer than this for a share.
 WORTH = 1e-3
@@ -18,7 +20,13 @@ class ClaimSize:
     The caller holds the engine's lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worth: float = WORTH, cheap: float = 0.0, rise: float = 0.5) -> None:
+        self._worth = worth
+        #: Seconds below which a sample is so cheap that a claim has no bound: it ends with its
+        #: block.
+        self._cheap = cheap
+        #: How far the estimate goes towards a claim that costs more.
+        self._rise = rise
         self._cost: float | None = None
         #: Tickets in the last claim.
         self.current = 1
@@ -27,7 +35,10 @@ class ClaimSize:
         """Tickets to claim now."""
         if self._cost is None:
             return 1
-        fitting = WORTH / self._cost if self._cost > 0 else float("inf")
+        if self._cost < self._cheap:
+            self.current = sys.maxsize
+            return self.current
+        fitting = self._worth / self._cost if self._cost > 0 else float("inf")
         self.current = max(1, int(min(fitting, 2 * self.current)))
         return self.current
 
@@ -39,4 +50,4 @@ class ClaimSize:
         if self._cost is None:
             self._cost = cost
         else:
-            self._cost += (cost - self._cost) * (0.5 if cost > self._cost else 0.1)
+            self._cost += (cost - self._cost) * (self._rise if cost > self._cost else 0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from minato_async.cpus import cpu_quota, thread_cpu_seconds
+from minato_async.cpus import cpu_quota, worker_cpu_seconds
 from minato_async.engine.advice import Adviser, Observation
 from minato_async.engine.loading import Loading
 from minato_async.engine.scheduler import Reading, WorkerScheduler
@@ -114,7 +114,7 @@ class Coordinator:
         """CPU seconds that running workers have used since the last call."""
         used = 0.0
         for name, entry in self._slots.running.items():
-            seconds = thread_cpu_seconds(entry.worker.native_id)
+            seconds = worker_cpu_seconds(entry.worker.native_id)
             if seconds is not None:
                 # What a worker used that is idle now is counted when it runs again.
                 used += max(0.0, seconds - self._cpu.get(name, seconds))

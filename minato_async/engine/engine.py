@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import AsyncBell, Bell, DueBells
+from minato_async.engine.bell import AsyncBell, Bell, DueBells, Ringable
 from minato_async.engine.coordinator import Coordinator
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.event_loop import EventLoopThread
@@ -24,7 +24,7 @@ from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
 from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
-from minato_async.executors.base import Executor, Job, JobSource, Worker
+from minato_async.executors.base import Executor, Job, JobSource, RemoteJobSource, Worker
 from minato_async.stats import Stats
 
 B = TypeVar("B", Bell, AsyncBell)
@@ -33,8 +33,13 @@ L = TypeVar("L", bound=Loading)
 #: Seconds that closing waits for the steps that are running.
 CLOSE_GRACE = 1.0
 
+
+class AnyJobSource(JobSource, RemoteJobSource, Protocol):
+    """Jobs for whatever executor."""
+
+
 #: Makes an executor, given where its workers find jobs and what to call when all have ended.
-ExecutorFactory = Callable[[JobSource, Callable[[], None]], Executor]
+ExecutorFactory = Callable[[AnyJobSource, Callable[[], None]], Executor]
 
 
 #: Seconds that threads get to end which have nothing left to do.
@@ -71,7 +76,7 @@ class Engine:
         self._lock = threading.RLock()
         #: Bells of workers without work. The last to go idle is the first to be woken: what it
         #: worked on is still in its core's cache.
-        self._idle: list[Bell] = []
+        self._idle: list[Ringable] = []
         self._due = DueBells()
         self._slots = Slots(scheduler.start(), max_workers)
         self._sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
@@ -118,6 +123,9 @@ class Engine:
             self._abandon(closed=True)
             self._executor.close()
             await self._workers_ended.wait()
+            # What an epoch holds is not to wait until the collector finds this engine.
+            self._slots.running.clear()
+            self._coordinator.forget()
             # The last worker has called back, from its last line: its thread is all but gone.
             # Those that were given up are not waited for, but at interpreter exit they must be
             # found.
@@ -361,6 +369,29 @@ class Engine:
                 return job
             while not bell.wait(_BREATH):
                 pass
+
+    def take_now(self, worker: Worker, bell: Ringable) -> Job | None:
+        """As `take`, for executors that cannot wait: None with `bell` to be rung when it is worth
+        asking again, or because `worker` is to end."""
+        with self._lock:
+            last = self._slots.leave(worker)
+            if last is not None:
+                last.conclude()
+            ending = self._closed or worker.retiring
+            job = None
+            if self._left_over:
+                job = self._left_over.popleft()
+            elif self._loading is not None and not ending:
+                job = self._loading.next_job_for(worker)
+            if job is not None:
+                self._slots.enter(worker, job)
+                if not self._ticking:
+                    self._ticking = True
+                    self._loop.call_soon(self._tick)
+            elif not ending:
+                self._idle.append(bell)
+        self._due.ring()
+        return job
 
     def wake(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.slots import Slots
-from minato_async.executors.base import Job
+from minato_async.executors.base import Job, Worker
 from minato_async.stats import Stats
 
 
@@ -63,6 +63,9 @@ class Loading(Protocol):
 
     def next_job(self) -> Job | None:
         """Work for an idle worker; None: there is none to be had now."""
+
+    def next_job_for(self, worker: Worker) -> Job | None:
+        """As `next_job`, where what a worker may do depends on which one it is."""
 
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""

@@ -9,13 +9,13 @@ from typing import Any
 from minato_async.engine.batches import Batch
 from minato_async.engine.costs import RecentCosts
 from minato_async.engine.epoch import Epoch, Order
-from minato_async.engine.feed import Block
+from minato_async.engine.feed import Block, Claim
 from minato_async.engine.jobs import ClaimJob, FailedJob, SlowJob
-from minato_async.engine.lanes import Lanes
+from minato_async.engine.lanes import Lanes, Sample
 from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe
 from minato_async.engine.threshold import Threshold
-from minato_async.executors.base import Job
+from minato_async.executors.base import Job, Worker
 from minato_async.stats import Stats
 
 #: Of claims of several tickets, one in so many is looked at.
@@ -75,17 +75,29 @@ class MapEpoch(Epoch):
         slots, lanes = self.sync.slots, self.lanes
         while slots.free:
             if self._failed:
-                return FailedJob(*self._failed.popleft(), self)
+                return self._failed_job(*self._failed.popleft())
             if not (lanes.temp_queue and lanes.wants_worker(self.in_flight)):
                 claim = self.feed.claim(self._claim_size.next())
                 if claim is not None:
-                    return ClaimJob(claim, self)
+                    return self._claim_job(claim)
                 if not lanes.temp_queue:
                     return None
             sample = lanes.resume()
             if sample is not None:
-                return SlowJob(sample, self)
+                return self._slow_job(sample)
         return None
+
+    def next_job_for(self, worker: Worker) -> Job | None:
+        return self.next_job()
+
+    def _claim_job(self, claim: Claim) -> Job:
+        return ClaimJob(claim, self)
+
+    def _slow_job(self, sample: Sample) -> Job:
+        return SlowJob(sample, self)
+
+    def _failed_job(self, block: Block, row: int, error: BaseException) -> Job:
+        return FailedJob(block, row, error, self)
 
     def wake_for_work(self) -> None:
         self.sync.wake_workers(self.jobs_waiting)

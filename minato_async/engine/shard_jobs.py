@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
+from minato_async.engine.bell import DueBells
 from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
@@ -40,6 +42,9 @@ class IterableEpoch(ShardedEpoch):
         source = self.claim() if self._sync.slots.free else None
         return None if source is None else ReadJob(source, self, self._recipe, self._sync)
 
+    def next_job_for(self, worker: Worker) -> Job | None:
+        return self.next_job()
+
     def abandon(self) -> Sequence[Job]:
         unread, batches = self.forget()
         jobs: list[Job] = [ReleaseShard(source, self, self._sync) for source in unread]
@@ -48,13 +53,36 @@ class IterableEpoch(ShardedEpoch):
         return jobs
 
 
+class ReadingEpoch(Protocol):
+    """What reading a batch has to know of the epoch: `ShardedEpoch`, under its engine's lock."""
+
+    @property
+    def abandoned(self) -> bool: ...
+
+    def read(self, source: ShardPass, batch: ShardBatch | None, ended: bool) -> None: ...
+
+    def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None: ...
+
+    def leave(self, shard: Shard) -> None: ...
+
+
+class Guard(Protocol):
+    """What the epoch is guarded by, see `Sync`."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+    @property
+    def due(self) -> DueBells: ...
+
+
 class ReadJob(UnwatchedJob):
     """The next batch of one shard, by the worker that occupies the shard to read it."""
 
     __slots__ = ("_collating", "_epoch", "_recipe", "_source", "_sync")
 
     def __init__(
-        self, source: ShardPass, epoch: ShardedEpoch, recipe: ShardRecipe, sync: Sync
+        self, source: ShardPass, epoch: ReadingEpoch, recipe: ShardRecipe, sync: Guard
     ) -> None:
         self._source = source
         self._epoch = epoch
@@ -79,7 +107,7 @@ class ReadJob(UnwatchedJob):
             raise
         ended = source.reader is None or source.reader.ended
         if ended:
-            _close(source)
+            close_shard(source)
         with self._sync.lock:
             late = epoch.abandoned
             if not late:
@@ -154,7 +182,7 @@ class ReleaseShard(UnwatchedJob):
 
     __slots__ = ("_epoch", "_source", "_sync")
 
-    def __init__(self, source: ShardPass, epoch: ShardedEpoch, sync: Sync) -> None:
+    def __init__(self, source: ShardPass, epoch: ReadingEpoch, sync: Guard) -> None:
         self._source = source
         self._epoch = epoch
         self._sync = sync
@@ -181,15 +209,16 @@ class ReleaseBatches(UnwatchedJob):
         self._batches.clear()
 
 
-def _release(source: ShardPass, epoch: ShardedEpoch, sync: Sync) -> None:
+def _release(source: ShardPass, epoch: ReadingEpoch, sync: Guard) -> None:
     """Leave a shard of an abandoned epoch, when its iterator has been let go of."""
-    _close(source)
+    close_shard(source)
     with sync.lock:
         epoch.leave(source.shard)
     sync.due.ring()
 
 
-def _close(source: ShardPass) -> None:
+def close_shard(source: ShardPass) -> None:
+    """Let go of its iterator, if it has one."""
     reader, source.reader = source.reader, None
     if reader is not None:
         with _inside(source):

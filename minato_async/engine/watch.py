@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minato_async.cpus import IdleCores, thread_cpu_seconds
+from minato_async.cpus import IdleCores, worker_cpu_seconds
 from minato_async.engine.loading import Loading
 from minato_async.engine.slots import Running, Slots
 from minato_async.executors.base import Worker
@@ -71,7 +71,7 @@ class DeadlineWatch:
         """Whether one more thread would have a core to run on."""
         if self._slots.cores_idle:
             return True
-        used = thread_cpu_seconds(entry.worker.native_id)
+        used = worker_cpu_seconds(entry.worker.native_id)
         if used is None:
             return False
         name = entry.worker.name

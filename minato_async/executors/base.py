@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Worker(Protocol):
@@ -49,6 +49,71 @@ class Job(Protocol):
 
     def run(self, worker: Worker) -> None:
         """Do the work. Errors of user code are recorded, not raised: what escapes is a bug."""
+
+
+class Progress(Protocol):
+    """What a worker process tells of the order that it runs, without being asked."""
+
+    @property
+    def row(self) -> int:
+        """The row whose step it is in, or was in last; -1 before the first."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of cost of the running sample so far; 0 if there is none."""
+
+    def stop(self) -> None:
+        """Ask it to begin no more rows. Of the `row` that is then read it may have seen the
+        request in time, and says so in its reply; what stands behind that, it does not begin."""
+
+
+class RemoteContext(Protocol):
+    """What orders have in common: sent to each worker once, before the first of them."""
+
+    @property
+    def number(self) -> int:
+        """Larger than that of every context before it."""
+
+    @property
+    def payload(self) -> bytes: ...
+
+
+class RemoteJob(Job, Protocol):
+    """A job for a worker elsewhere: an order that can be sent, and what becomes of the replies."""
+
+    @property
+    def context(self) -> RemoteContext: ...
+
+    def order(self, progress: Progress) -> Any:
+        """What the worker is to do."""
+
+    def reply(self, worker: Worker, events: Any) -> None:
+        """What it did; there may be more to come."""
+
+    def finished(self) -> None:
+        """There is no more to come."""
+
+    def cannot_be_sent(self, error: Exception) -> None:
+        """Pickling the order has raised `error`."""
+
+    def died(self, worker: Worker, how: str) -> None:
+        """The worker has died over it."""
+
+
+class Ringable(Protocol):
+    def ring(self) -> None: ...
+
+
+class RemoteJobSource(Protocol):
+    """Where an executor without threads gets jobs: it asks, and never waits."""
+
+    def take_now(self, worker: Worker, bell: Ringable) -> Any | None:
+        """A job for `worker`, which has none. None: there is none to be had now, `bell` is rung
+        when it is worth asking again; or it is to end, as `retiring` tells."""
+
+    def wake(self) -> None: ...
+
+    def worker_failed(self, worker: Worker, error: BaseException) -> None: ...
 
 
 class JobSource(Protocol):

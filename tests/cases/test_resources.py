@@ -122,7 +122,8 @@ def test_case_31_handles_last_as_long_as_their_workers(
     with iterating(loader):
         for _ in range(3):
             assert corrupt(loader) == []
-        assert len(set(opened)) == len(opened) == 2
+        if not workers.elsewhere:
+            assert len(set(opened)) == len(opened) == 2
     all_ours_end()
     assert not [fd for fd in descriptors() if fd == str(plain_file)]
 

@@ -147,7 +147,8 @@ def test_case_9_leaving_with_large_batches_queued(workers: LoaderKind, how: str)
             assert how == "raise"
         all_ours_end()
         kept = resident() - before
-    assert queued[0] > 0.6 * QUEUED
+    if not workers.elsewhere:  # there it lies in shared memory that nobody here has looked at
+        assert queued[0] > 0.6 * QUEUED
     assert kept < 0.5 * QUEUED / BATCHES
 
 
@@ -310,8 +311,9 @@ def test_case_11_closing_works_while_a_thread_is_stuck(workers: LoaderKind, how:
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert ended.wait(PATIENCE), "waits for the stuck thread"
-    assert our_threads(), "somebody let the sample go"
-    door.let_go()
+    if not workers.elsewhere:  # a process that does not come back is killed
+        assert our_threads(), "somebody let the sample go"
+        door.let_go()
     consumer.join(PATIENCE)
     all_ours_end()
 

@@ -44,7 +44,9 @@ def run(config: dict[str, Any], arguments: dict[str, Any], *, ours: bool) -> dic
     dataset: Any = Stream(18) if arguments.pop("stream", False) else Numbers(18)
     if ours:
         # One worker, for an iterable dataset is read once by each.
-        loader = prepare(accelerator, MinatoLoader(dataset, num_workers=1, **arguments))
+        loader = prepare(
+            accelerator, MinatoLoader(dataset, num_workers=1, executor="thread", **arguments)
+        )
         skipping = skip_first_batches(loader, 1)
     else:
         arguments.pop("persistent_workers", None)

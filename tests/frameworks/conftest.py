@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # Before any of them is imported: they read these when they are.
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -13,3 +15,8 @@ os.environ |= {
     "ACCELERATE_USE_CPU": "true",
     "PYTORCH_ENABLE_MPS_FALLBACK": "0",
 }
+
+
+@pytest.fixture(autouse=True)
+def on_threads(threads_by_default: None) -> None:
+    """Their datasets note in the test's own process what was loaded by whom."""

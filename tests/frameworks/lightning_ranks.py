@@ -20,12 +20,15 @@ from tests.frameworks.support import Numbers
 LENGTH = 18
 LOADERS: dict[str, tuple[type[DataLoader[Any]], dict[str, Any]]] = {
     "torch": (DataLoader, {}),
-    "ours": (MinatoLoader, {"num_workers": 2, "in_order": True, "max_queue_size": 8}),
+    "ours": (
+        MinatoLoader,
+        {"num_workers": 2, "executor": "thread", "in_order": True, "max_queue_size": 8},
+    ),
     "ours, persistent": (
         MinatoLoader,
-        {"num_workers": 2, "in_order": True, "persistent_workers": True},
+        {"num_workers": 2, "executor": "thread", "in_order": True, "persistent_workers": True},
     ),
-    "ours, any order": (MinatoLoader, {"num_workers": 2}),
+    "ours, any order": (MinatoLoader, {"num_workers": 2, "executor": "thread"}),
 }
 
 

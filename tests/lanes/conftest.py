@@ -17,3 +17,8 @@ def no_core_idles(monkeypatch: pytest.MonkeyPatch) -> None:
 def cores_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the test, the machine seems to have a core to spare."""
     monkeypatch.setattr(IdleCores, "look", lambda self: 1.0)
+
+
+@pytest.fixture(autouse=True)
+def on_threads(threads_by_default: None) -> None:
+    """These tests look into worker threads, or count what samples do."""

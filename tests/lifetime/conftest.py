@@ -13,3 +13,8 @@ def nothing_is_held() -> Iterator[None]:
     yield
     while Gate.made:
         Gate.made.pop().let_go()
+
+
+@pytest.fixture(autouse=True)
+def on_threads(threads_by_default: None) -> None:
+    """These tests look into worker threads, or count what samples do."""

@@ -100,7 +100,7 @@ def left_open(*steps: Callable[[], None], **options: Any) -> Any:
     """An iterator whose workers are all stuck in `steps`, after its first batch."""
     dataset = Steps(*(steps or (sleep, new_tensors_without_end)))
     options = {"num_workers": len(dataset.steps)} | options
-    iterator = iter(MinatoLoader(dataset, **options))  # type: ignore[arg-type]
+    iterator = iter(MinatoLoader(dataset, executor="thread", **options))  # type: ignore[arg-type]
     assert next(iterator).tolist() == [0]
     dataset.wait_until_all_run()
     return iterator
@@ -142,13 +142,13 @@ def cleans_up() -> Any:
 
 
 def idle() -> Any:
-    iterator = iter(MinatoLoader(range(100), num_workers=3))  # type: ignore[arg-type]
+    iterator = iter(MinatoLoader(range(100), num_workers=3, executor="thread"))  # type: ignore[arg-type]
     next(iterator)
     return iterator
 
 
 def just_started() -> Any:
-    return iter(MinatoLoader(range(100), num_workers=3))  # type: ignore[arg-type]
+    return iter(MinatoLoader(range(100), num_workers=3, executor="thread"))  # type: ignore[arg-type]
 
 
 def dropped() -> Any:
@@ -182,7 +182,7 @@ def daemon_thread_waits() -> Any:
     """The consumer is inside `next()` when the interpreter exits."""
     dataset = Steps(sleep, sleep)
     thread = threading.Thread(
-        target=lambda: list(MinatoLoader(dataset, num_workers=2)),  # type: ignore[arg-type]
+        target=lambda: list(MinatoLoader(dataset, num_workers=2, executor="thread")),  # type: ignore[arg-type]
         daemon=True,
     )
     thread.start()
@@ -204,7 +204,7 @@ def other_thread_trains_on() -> Any:
             return index
 
     def train() -> None:
-        loader = MinatoLoader(AfterMain(), num_workers=3)  # type: ignore[arg-type]
+        loader = MinatoLoader(AfterMain(), num_workers=3, executor="thread")  # type: ignore[arg-type]
         assert len(list(loader)) == 40
         assert len(list(loader)) == 40
         print("trained", flush=True)
@@ -248,7 +248,7 @@ def inside_asyncio() -> Any:
 def inside_asyncio_for() -> Any:
     async def train() -> None:
         dataset = Steps(sleep, operators_without_end)
-        async for _ in MinatoLoader(dataset, num_workers=2):  # type: ignore[arg-type]
+        async for _ in MinatoLoader(dataset, num_workers=2, executor="thread"):  # type: ignore[arg-type]
             await asyncio.to_thread(dataset.wait_until_all_run)
             sys.exit(4)
 

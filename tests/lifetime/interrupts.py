@@ -63,7 +63,9 @@ def waits_for_batch(function: str) -> bool:
 
 
 def loader(dataset: Any, **options: Any) -> MinatoLoader[Any]:
-    return MinatoLoader(dataset, **({"num_workers": 2, "batch_size": 2} | options))
+    return MinatoLoader(
+        dataset, **({"num_workers": 2, "batch_size": 2, "executor": "thread"} | options)
+    )
 
 
 def waiting() -> None:

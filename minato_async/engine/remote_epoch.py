@@ -1,0 +1,137 @@
+"""The epoch of a map-style dataset whose steps run in other processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minato_async.engine.batches import Batch
+from minato_async.engine.claim_size import ClaimSize
+from minato_async.engine.epoch import Order
+from minato_async.engine.feed import Block, Claim
+from minato_async.engine.lanes import Sample
+from minato_async.engine.loading import Sync
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.orders import CollateBatch
+from minato_async.engine.recipe import Recipe
+from minato_async.engine.remote_jobs import (
+    RemoteClaimJob,
+    RemoteCollateJob,
+    RemoteFailedJob,
+    RemoteSlowJob,
+)
+from minato_async.engine.threshold import Threshold
+from minato_async.executors.base import Job
+
+#: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
+#: more where the parent is busy, in which the worker has nothing to do. What it finishes in the
+#: meantime it tells at once, so that a large claim holds up only what it has not begun; therefore
+#: the estimate follows the mean, too.
+WORTH = 50e-3
+_RISE = 0.1
+#: Seconds below which samples are worth more together: to send one away, so that another worker
+#: can collate it, costs some 100 µs. All of a batch is claimed, run and collated by one worker.
+CHEAP = 1e-3
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the workers have to know of one epoch."""
+
+    number: int
+    #: Pickled.
+    payload: bytes
+    #: Tells the workers that nobody waits for this epoch any more. Waits for nothing.
+    abandon: Callable[[int], None]
+
+
+class RemoteMapEpoch(MapEpoch):
+    """As `MapEpoch`, with jobs that are sent away. Samples are what the workers packed; nothing
+    here looks inside. The caller of every method holds the engine's lock."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        order: Order,
+        window: int | None,
+        threshold: Threshold,
+        context: Context,
+        sync: Sync,
+    ) -> None:
+        super().__init__(recipe, order, window, threshold, sync)
+        self.context = context
+        self._claim_size = ClaimSize(WORTH, CHEAP, _RISE)
+        #: One worker may make a batch of ready samples while another batch has some: not where it
+        #: is bounded how many may overtake.
+        self._reserves = order.as_drawn or order.max_displacement is None
+        #: How often workers have died over a ticket, or over a batch.
+        self.deaths: dict[tuple[object, int], int] = {}
+
+    def next_job(self) -> Job | None:
+        if self._left_over:
+            return RemoteCollateJob(self._left_over.pop(0), self)
+        return super().next_job()
+
+    def _claim_job(self, claim: Claim) -> Job:
+        if claim.completed:
+            (empty,) = claim.completed
+            return RemoteCollateJob(empty, self)
+        block = claim.block
+        rows = claim.stop - claim.start
+        if any(block.settled[claim.start : claim.stop]):
+            return RemoteClaimJob(claim, False, None, self)
+        if rows == len(block.indices):
+            return RemoteClaimJob(
+                claim, self._reserves and self._builder.reserve(block), None, self
+            )
+        batch = block.batch
+        if batch is not None and batch.missing == rows and not (batch.lost or batch.holes):
+            # All others are there: whoever runs these makes the batch.
+            given = CollateBatch(batch.indices, batch.samples)
+            return RemoteClaimJob(claim, True, given, self)
+        return RemoteClaimJob(claim, False, None, self)
+
+    def _slow_job(self, sample: Sample) -> Job:
+        return RemoteSlowJob(sample, self)
+
+    def _failed_job(self, block: Block, row: int, error: BaseException) -> Job:
+        return RemoteFailedJob(block, row, error, self)
+
+    def keep_together(self) -> None:
+        """Samples cannot travel: from now on each batch is made by one worker, as far as it can
+        be."""
+        self._claim_size = ClaimSize(cheap=math.inf)
+        self._claim_size.observe(1, 0.0)
+
+    def unreserve(self, block: Block) -> None:
+        self._builder.unreserve(block)
+
+    def leave_to_collate(self, completed: Sequence[Batch]) -> None:
+        waiting = []
+        for batch in completed:
+            if batch.holes:
+                batch.close_holes()
+            if batch.void:
+                self.collated(batch, None, None)
+            else:
+                waiting.append(batch)
+        super().leave_to_collate(waiting)
+
+    def put_back(self, block: Block, start: int, stop: int) -> None:
+        """The rows from `start` up to `stop` that nobody has decided are run again, or for the
+        first time."""
+        row = start
+        while row < stop:
+            if block.settled[row]:
+                row += 1
+                continue
+            decided = block.settled.find(1, row, stop)
+            following = stop if decided < 0 else decided
+            self.feed.put_back(block, row, following)
+            row = following
+        self.wake_for_work()
+
+    def abandon(self) -> Sequence[Job]:
+        self.context.abandon(self.context.number)
+        return super().abandon()

@@ -1,0 +1,400 @@
+"""The parent's half of jobs that run in other processes: orders, and what is done with replies.
+
+The worker's half is `minato_async.process_samples`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minato_async.engine.batches import Batch
+from minato_async.engine.feed import Block, Claim
+from minato_async.engine.lanes import Sample
+from minato_async.engine.orders import (
+    CollateBatch,
+    Collated,
+    Diverted,
+    Failed,
+    Finished,
+    HandleFailure,
+    NotBegun,
+    Rerun,
+    ResumeSample,
+    RunClaim,
+    WholeBatch,
+)
+from minato_async.errors import name_sample
+from minato_async.executors.base import Progress, Worker
+
+if TYPE_CHECKING:
+    from minato_async.engine.remote_epoch import RemoteMapEpoch
+
+#: Workers that may die over one ticket, or one batch, before it has failed.
+DEATHS = 3
+
+
+class RemoteJob:
+    """Base of all jobs of one epoch. Methods whose caller does not hold the engine's lock take it
+    themselves; they run on the event loop."""
+
+    def __init__(self, epoch: RemoteMapEpoch) -> None:
+        self._epoch = epoch
+        self._lock = epoch.sync.lock
+        self._due = epoch.sync.due
+        #: The sample is known to be slow, and its worker counted in the slow lane.
+        self.slow = False
+        self._progress: Progress | None = None
+
+    @property
+    def context(self) -> Any:
+        return self._epoch.context
+
+    def run(self, worker: Worker) -> None:
+        raise TypeError("this job is an order for another process")
+
+    @property
+    def elapsed(self) -> float:
+        return 0.0 if self._progress is None else self._progress.elapsed
+
+    def hand_off(self) -> bool:
+        if not self.elapsed:
+            return False
+        if not self.slow:
+            self.slow = True
+            self._epoch.lanes.slow_running += 1
+            self._give_back_rest()
+        return True
+
+    def expire(self, seconds: float) -> bool:
+        """As `hand_off`, and the running sample has failed. Its worker will be killed."""
+        if not self.elapsed:
+            return False
+        block, row = self._running()
+        error = TimeoutError(
+            f"sample index {block.indices[row]!r} took longer than sample_timeout={seconds} s"
+        )
+        self._give_back_rest()
+        if not self._epoch.expire_with(block, row, error):
+            return False
+        self._lost(block, row)
+        self._leave_slow_lane()
+        return True
+
+    def _running(self) -> tuple[Block, int]:
+        """The ticket that the worker is in."""
+        raise NotImplementedError
+
+    def _give_back_rest(self) -> None:
+        """Under the lock: the worker is to begin nothing else; others take what it would have."""
+
+    def _lost(self, block: Block, row: int) -> None:
+        """Under the lock: the worker is killed in `row`, and what it had finished before it is
+        lost with it."""
+
+    def _leave_slow_lane(self) -> None:
+        if self.slow:
+            self.slow = False
+            self._epoch.lanes.slow_running -= 1
+
+    def conclude(self) -> None:
+        """Nothing is left to be done."""
+
+    def finished(self) -> None:
+        with self._lock:
+            self._leave_slow_lane()
+
+    def reply(self, worker: Worker, events: Any) -> None:
+        with self._lock:
+            if not self._epoch.abandoned:
+                for event in events:
+                    self._happened(event)
+        self._due.ring()
+
+    def _happened(self, event: Any) -> None:
+        """Under the lock."""
+        raise NotImplementedError
+
+    def cannot_be_sent(self, error: Exception) -> None:
+        with self._lock:
+            self._leave_slow_lane()
+            if not self._epoch.abandoned:
+                self._unsent(error)
+        self._due.ring()
+
+    def _unsent(self, error: Exception) -> None:
+        """Under the lock."""
+        raise NotImplementedError
+
+    def died(self, worker: Worker, how: str) -> None:
+        with self._lock:
+            self._leave_slow_lane()
+            if not self._epoch.abandoned:
+                self._died(worker, how)
+        self._due.ring()
+
+    def _died(self, worker: Worker, how: str) -> None:
+        """Under the lock."""
+        raise NotImplementedError
+
+    def _died_in(self, block: Block, row: int, how: str) -> None:
+        """A worker has died over this ticket: it fails if that was one too many."""
+        deaths = self._epoch.deaths
+        count = deaths[block, row] = deaths.get((block, row), 0) + 1
+        if count >= DEATHS:
+            error = RuntimeError(
+                f"a worker process {how}, {count} times, each time over sample index "
+                f"{block.indices[row]!r}"
+            )
+            self._epoch.expire_with(block, row, error)
+
+    def _fail(self, block: Block, row: int, error: Any) -> None:
+        epoch = self._epoch
+        if epoch.recipe.on_error == "skip":
+            completed = epoch.skip_failed(block, row, error)
+        else:
+            completed = epoch.fail(block, row, error)
+        epoch.leave_to_collate(completed)
+
+    def _settle(self, block: Block, event: Finished) -> None:
+        epoch = self._epoch
+        epoch.observe(event.costs, event.tickets)
+        if any(isinstance(sample, Rerun) for sample in event.samples):
+            epoch.keep_together()
+        epoch.leave_to_collate(epoch.settle(block, event.row, list(event.samples)))
+
+
+class RemoteClaimJob(RemoteJob):
+    """The fast lane: one claim. `whole`: its worker has all that is missing of a batch, and is to
+    collate it; the other samples of the batch are `given`."""
+
+    def __init__(
+        self, claim: Claim, whole: bool, given: CollateBatch | None, epoch: RemoteMapEpoch
+    ) -> None:
+        super().__init__(epoch)
+        self._block = claim.block
+        self._start, self._stop = claim.start, claim.stop
+        self._whole = whole
+        self._given = given
+
+    def describe(self) -> str:
+        row = self._start if self._progress is None else max(self._start, self._progress.row)
+        return f"sample index {self._block.indices[row]!r}"
+
+    def order(self, progress: Progress) -> RunClaim:
+        self._progress = progress
+        block, start, stop, epoch = self._block, self._start, self._stop, self._epoch
+        return RunClaim(
+            start,
+            block.first + start * block.unit,
+            block.indices[start:stop],
+            block.repeats[start:stop],
+            self._whole,
+            self._given,
+            epoch.threshold.seconds,
+            epoch.diverts,
+        )
+
+    def _running(self) -> tuple[Block, int]:
+        assert self._progress is not None
+        return self._block, self._progress.row
+
+    def _no_longer_whole(self) -> None:
+        if self._whole:
+            self._whole = False
+            self._epoch.unreserve(self._block)
+
+    def _give_back_rest(self) -> None:
+        progress = self._progress
+        assert progress is not None
+        progress.stop()
+        self._not_begun(max(progress.row + 1, self._start))
+
+    def _not_begun(self, row: int) -> None:
+        if row < self._stop:
+            self._no_longer_whole()
+            stop, self._stop = self._stop, row
+            self._epoch.put_back(self._block, row, stop)
+
+    def _lost(self, block: Block, row: int) -> None:
+        self._no_longer_whole()
+        self._epoch.put_back(block, self._start, self._stop)
+
+    def _happened(self, event: Any) -> None:
+        epoch, block = self._epoch, self._block
+        if isinstance(event, WholeBatch):
+            for costs in event.costs:
+                epoch.observe(costs, event.tickets)
+            whole = block.batch
+            others = []
+            for batch in epoch.settle(block, self._start, [None] * (self._stop - self._start)):
+                if batch is whole:
+                    batch.samples = []
+                    epoch.collated(batch, event.content, event.failure)
+                else:
+                    others.append(batch)
+            epoch.leave_to_collate(others)
+            return
+        self._no_longer_whole()
+        if isinstance(event, Finished):
+            self._settle(block, event)
+        elif isinstance(event, Failed):
+            self._fail(block, event.row, event.error)
+        elif isinstance(event, NotBegun):
+            self._not_begun(event.row)
+        elif isinstance(event, Diverted):
+            sample = Sample(block, event.row, event.value, event.step)
+            sample.cost, sample.costs = sum(event.costs), list(event.costs)
+            sample.stream = event.stream
+            epoch.lanes.divert(sample)
+            epoch.wake_for_work()
+
+    def _unsent(self, error: Exception) -> None:
+        self._no_longer_whole()
+        for row in range(self._start, self._stop):
+            self._fail(self._block, row, _unsendable(self._block.indices[row], error))
+
+    def _died(self, worker: Worker, how: str) -> None:
+        self._no_longer_whole()
+        row = -1 if self._progress is None else self._progress.row
+        if row >= self._start:
+            self._died_in(self._block, row, how)
+        self._epoch.put_back(self._block, self._start, self._stop)
+
+
+class RemoteSlowJob(RemoteJob):
+    """The slow lane: what is left of one diverted sample."""
+
+    def __init__(self, sample: Sample, epoch: RemoteMapEpoch) -> None:
+        super().__init__(epoch)
+        self._sample = sample
+        self.slow = True
+
+    def describe(self) -> str:
+        return f"slow sample index {self._sample.block.indices[self._sample.row]!r}"
+
+    def order(self, progress: Progress) -> ResumeSample:
+        self._progress = progress
+        sample = self._sample
+        block, row = sample.block, sample.row
+        return ResumeSample(
+            row,
+            block.first + row * block.unit,
+            block.indices[row],
+            block.repeats[row] if block.repeats else 0,
+            sample.value,
+            sample.step,
+            sample.cost,
+            sample.stream,
+        )
+
+    def _running(self) -> tuple[Block, int]:
+        return self._sample.block, self._sample.row
+
+    def _happened(self, event: Any) -> None:
+        sample = self._sample
+        if isinstance(event, Finished):
+            costs = [*sample.costs, *event.costs]
+            self._settle(sample.block, event._replace(costs=costs))
+        elif isinstance(event, Failed):
+            self._fail(sample.block, sample.row, event.error)
+
+    def _unsent(self, error: Exception) -> None:
+        block, row = self._sample.block, self._sample.row
+        self._fail(block, row, _unsendable(block.indices[row], error))
+
+    def _died(self, worker: Worker, how: str) -> None:
+        # What it had become is still there; its blocks belong to the worker that made it.
+        sample = self._sample
+        self._died_in(sample.block, sample.row, how)
+        if not sample.block.settled[sample.row]:
+            self._epoch.lanes.temp_queue.appendleft(sample)
+            self._epoch.wake_for_work()
+
+
+class RemoteCollateJob(RemoteJob):
+    """A batch whose samples come from more than one claim."""
+
+    def __init__(self, batch: Batch, epoch: RemoteMapEpoch) -> None:
+        super().__init__(epoch)
+        self._batch = batch
+
+    def describe(self) -> str:
+        return "collating a batch"
+
+    def hand_off(self) -> bool:
+        return False
+
+    def expire(self, seconds: float) -> bool:
+        return False
+
+    def order(self, progress: Progress) -> CollateBatch:
+        return CollateBatch(self._batch.indices, self._batch.samples)
+
+    def _happened(self, event: Any) -> None:
+        assert isinstance(event, Collated)
+        self._collated(event.content, event.failure)
+
+    def _collated(self, content: Any, failure: Any) -> None:
+        batch = self._batch
+        # Their blocks are free for others.
+        batch.samples = []
+        self._epoch.collated(batch, content, failure)
+
+    def _unsent(self, error: Exception) -> None:
+        self._collated(None, error)
+
+    def _died(self, worker: Worker, how: str) -> None:
+        deaths, key = self._epoch.deaths, (self._batch, -1)
+        count = deaths[key] = deaths.get(key, 0) + 1
+        if count < DEATHS:
+            self._epoch.leave_to_collate([self._batch])
+            return
+        indices = ", ".join(map(repr, self._batch.indices[:8]))
+        error = f"a worker process {how}, {count} times, over collating samples [{indices}]"
+        self._collated(None, RuntimeError(error))
+
+
+class RemoteFailedJob(RemoteJob):
+    """What is to be done about a sample that was not waited for any longer."""
+
+    def __init__(self, block: Block, row: int, error: BaseException, epoch: RemoteMapEpoch) -> None:
+        super().__init__(epoch)
+        self._block, self._row, self._error = block, row, error
+
+    def describe(self) -> str:
+        return f"the failure of sample index {self._block.indices[self._row]!r}"
+
+    def hand_off(self) -> bool:
+        return False
+
+    def expire(self, seconds: float) -> bool:
+        return False
+
+    def order(self, progress: Progress) -> HandleFailure:
+        return HandleFailure(self._row, self._block.indices[self._row], self._error)
+
+    def _happened(self, event: Any) -> None:
+        self._epoch.reopen(self._block, self._row)
+        if isinstance(event, Finished):
+            completed = self._epoch.settle(self._block, self._row, list(event.samples))
+            self._epoch.leave_to_collate(completed)
+        elif isinstance(event, Failed):
+            self._fail(self._block, self._row, event.error)
+
+    def _unsent(self, error: Exception) -> None:
+        self._epoch.reopen(self._block, self._row)
+        self._fail(self._block, self._row, self._error)
+
+    def _died(self, worker: Worker, how: str) -> None:
+        self._epoch.reopen(self._block, self._row)
+        self._fail(self._block, self._row, self._error)
+
+
+def _unsendable(index: Any, error: Exception) -> BaseException:
+    """A new one for each sample: each has a note of its own."""
+    failure = TypeError(
+        f"a key of type {type(index).__qualname__} cannot be sent to a worker process: {error}. "
+        "Use keys that can be pickled, or executor='thread'"
+    )
+    failure.__cause__ = error
+    return name_sample(failure, index, "before the first", "none")

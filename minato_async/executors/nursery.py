@@ -1,0 +1,256 @@
+"""The nursery: a process with one thread, from which the workers of a loader are forked.
+
+Forked at `iter()`, by the thread that calls it, before the loader has threads of its own. Workers
+come from it whenever they are wanted: replacements too, while the parent is full of threads, which
+would make a fork of the parent itself a hazard. It is also who waits for the workers' ends, so
+none is left as a zombie, and who ends them if the parent dies.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from minato_async.executors.channel import close_parents_end, parents_end
+
+#: What a worker runs, given its number, its serial number and its end of the channel.
+WorkerMain = Callable[[int, int, socket.socket], None]
+
+_REQUEST = struct.Struct("!cqq")
+_SPAWN, _KILL = b"S", b"K"
+_STARTED, _ENDED, _FAILED = b"P", b"E", b"F"
+_PR_SET_PDEATHSIG = 1
+
+
+class Nursery:
+    """The parent's handle. `start` forks; the rest is for the event loop alone."""
+
+    def __init__(self, worker_main: WorkerMain) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # What is still to be written would be written by the child as well.
+        _flush()
+        self._end = parents_end(ours)
+        # No signal may come between the fork and the moment at which the child has made its own
+        # arrangements: Ctrl-C would raise there, and go on in a copy of the user's program.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _child(theirs, worker_main)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.pid = pid
+        self._reaped = False
+        self._parent = os.getpid()
+
+    def __del__(self) -> None:
+        # Never so, unless the loader failed to start.
+        if hasattr(self, "_parent") and os.getpid() == self._parent:
+            self.end()
+            self.reap()
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def spawn(self, serial: int, number: int, end: socket.socket) -> None:
+        """Have a worker forked that has `end`. Raises OSError if the nursery is gone."""
+        fds = array.array("i", [end.fileno()])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+        self._end.sendmsg([_REQUEST.pack(_SPAWN, serial, number)], rights)
+
+    def kill(self, serial: int) -> None:
+        with contextlib.suppress(OSError):
+            self._end.send(_REQUEST.pack(_KILL, serial, 0))
+
+    def read(self) -> tuple[str, int, int] | None:
+        """What has happened: ("started", serial, pid), ("ended", serial, status as of `waitpid`),
+        or ("failed", serial, errno) for a fork that was refused. None: the nursery has ended."""
+        try:
+            data = self._end.recv(_REQUEST.size)
+        except OSError:
+            return None
+        if len(data) < _REQUEST.size:
+            return None
+        kind, serial, value = _REQUEST.unpack(data)
+        return {_STARTED: "started", _ENDED: "ended", _FAILED: "failed"}[kind], serial, value
+
+    def end(self) -> None:
+        """Let it end; it kills what is left of its workers."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
+
+    def reap(self) -> None:
+        """After it has ended. Idempotent."""
+        if not self._reaped:
+            self._reaped = True
+            close_parents_end(self._end)
+            # The user's own code may have waited for all children.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+
+def _child(end: socket.socket, worker_main: WorkerMain) -> NoReturn:
+    status = 1
+    try:
+        _own_signals()
+        _serve(end, worker_main)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _own_signals() -> None:
+    """Undo what the user's program has arranged for itself."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        # Handlers written in Python belong to the program that we are a copy of.
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C reaches the whole group of processes; what it means is the parent's to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _serve(end: socket.socket, worker_main: WorkerMain) -> None:
+    # What there is now is shared with the workers as long as nobody touches it: the collector
+    # would, which writes into every object that it looks at.
+    gc.freeze()
+    wakeup, waker = socket.socketpair()
+    wakeup.setblocking(False)
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    children: dict[int, int] = {}
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wakeup.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    wakeup.recv(4096)
+                _reap(end, children)
+            elif not _obey(end, (wakeup, waker), children, worker_main):
+                _kill_all(children)
+                return
+
+
+def _obey(
+    end: socket.socket,
+    sockets: tuple[socket.socket, ...],
+    children: dict[int, int],
+    worker_main: WorkerMain,
+) -> bool:
+    """Do what the parent asks for next; False if it has gone."""
+    try:
+        data, ancillary, _, _ = end.recvmsg(_REQUEST.size, socket.CMSG_SPACE(4))
+    except OSError:
+        return False
+    if len(data) < _REQUEST.size:
+        return False
+    kind, serial, number = _REQUEST.unpack(data)
+    if kind == _KILL:
+        for pid, other in children.items():
+            if other == serial:
+                os.kill(pid, signal.SIGKILL)
+        return True
+    fds = array.array("i")
+    for _, _, rights in ancillary:
+        fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+    if not fds:  # the table of descriptors is full
+        end.send(_REQUEST.pack(_FAILED, serial, errno.EMFILE))
+        return True
+    theirs = socket.socket(fileno=fds[0])
+    me, blocked = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+        end.send(_REQUEST.pack(_FAILED, serial, error.errno or 0))
+        return True
+    if pid == 0:
+        _worker(me, (end, *sockets), worker_main, serial, number, theirs)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    theirs.close()
+    children[pid] = serial
+    end.send(_REQUEST.pack(_STARTED, serial, pid))
+    return True
+
+
+def _worker(
+    nursery: int,
+    sockets: tuple[socket.socket, ...],
+    worker_main: WorkerMain,
+    serial: int,
+    number: int,
+    theirs: socket.socket,
+) -> NoReturn:
+    status = 1
+    try:
+        _die_with_parent()
+        if os.getppid() != nursery:  # it died before it could be asked for
+            os._exit(1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for mine in sockets:
+            mine.close()
+        # As with torch: what is typed there is for the parent.
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+        worker_main(serial, number, theirs)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _flush()
+        os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # there may be none, or a closed one
+            stream.flush()
+
+
+def _reap(end: socket.socket, children: dict[int, int]) -> None:
+    while children:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        serial = children.pop(pid, None)
+        if serial is not None:
+            with contextlib.suppress(OSError):
+                end.send(_REQUEST.pack(_ENDED, serial, status))
+
+
+def _kill_all(children: dict[int, int]) -> None:
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however it does."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -1,0 +1,391 @@
+"""Processes: the executor for interpreters with the GIL.
+
+Everything here runs on the engine's event loop, which watches the workers' sockets; only `size`,
+`join` and the constructor are for other threads. It sends orders and hands the replies to the
+jobs that they belong to, without looking inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from minato_async.errors import WorkerSetupError
+from minato_async.executors.base import RemoteJob, RemoteJobSource, Worker
+from minato_async.executors.channel import LoopChannel
+from minato_async.executors.nursery import Nursery, WorkerMain
+from minato_async.executors.progress import Status
+from minato_async.executors.regions import Regions
+from minato_async.transport.failures import PackedError
+from minato_async.transport.memory import SharedMemory
+
+#: Seconds that running steps get when the loader closes; then their processes are killed.
+CLOSE_GRACE = 1.0
+#: Workers that may die one after the other without having done anything.
+_STILLBORN = 3
+#: In a reply: there is more to come; the order is carried out; the worker could not be set up; it
+#: has a bug.
+MORE, DONE, SETUP_FAILED, BROKEN = "more", "done", "setup failed", "broken"
+#: The first message of a worker: it is there.
+READY = b"ready"
+
+
+class Hello(NamedTuple):
+    """The first message to a worker."""
+
+    name: str
+    region: int
+
+
+class ProcessWorker:
+    """One worker process, as the parent sees it."""
+
+    def __init__(
+        self, executor: ProcessExecutor, serial: int, number: int, region: int, status: Status
+    ) -> None:
+        self._executor = executor
+        self.serial = serial
+        self.number = number
+        self.name = f"minato-worker-{number}"
+        self.region = region
+        self.status: Status | None = status
+        self.retiring = False
+        self.ended = False
+        #: 0 until the nursery has told it.
+        self.pid = 0
+        self.channel: LoopChannel | None = None
+        self.job: RemoteJob | None = None
+        self.order = 0
+        #: The context that it was told of last.
+        self.context = 0
+        #: It has been told that there is no more.
+        self.dismissed = False
+
+    @property
+    def native_id(self) -> int:
+        return self.pid
+
+    def ring(self) -> None:
+        """There may be a job for it. Any thread."""
+        self._executor.ring(self)
+
+
+class SetupError(WorkerSetupError):
+    """`worker_init_fn` has failed in a worker process."""
+
+    def __init__(self, packed: PackedError) -> None:
+        Exception.__init__(self, packed)
+        self._packed = packed
+
+    @property
+    def error(self) -> BaseException:  # type: ignore[override]
+        return self._packed.unpack()
+
+
+class ProcessExecutor:
+    """A set of worker processes, each taking jobs from `source` until told to end.
+
+    The constructor forks the nursery; call it in the thread that calls `iter()`, before the loader
+    has threads. `on_all_ended` is called once, when the last worker has ended after `close`, and
+    the nursery too.
+    """
+
+    def __init__(
+        self,
+        source: RemoteJobSource,
+        on_all_ended: Callable[[], None],
+        worker_main: WorkerMain,
+        memory: SharedMemory,
+    ) -> None:
+        self._source = source
+        self._on_all_ended = on_all_ended
+        #: None once all has ended: then only batches keep the memory.
+        self._memory: SharedMemory | None = memory
+        self._nursery = Nursery(worker_main)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers: dict[int, ProcessWorker] = {}
+        self._serials = itertools.count(1)
+        self._orders = itertools.count(1)
+        self._regions = Regions(memory)
+        self._closed = False
+        #: What kills, some time after `close`, the workers that have not ended by then.
+        self._killing: asyncio.TimerHandle | None = None
+        self._size = 0
+        self._stillborn = 0
+        self._over = threading.Event()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    # Workers
+
+    def resize(self, size: int) -> None:
+        """Grow or shrink to `size` workers; the newest retire first. No effect once closed."""
+        if size < 0:
+            raise ValueError(f"an executor cannot have {size} workers")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._nursery.fileno(), self._nursery_speaks)
+        if self._closed:
+            return
+        staying = [worker for worker in self._workers.values() if not worker.retiring]
+        for worker in staying[size:]:
+            worker.retiring = True
+        for _ in range(size - len(staying)):
+            self._start_worker()
+        self._size = size
+        if len(staying) > size:
+            self._source.wake()
+
+    def _start_worker(self) -> None:
+        assert self._loop is not None
+        taken = {worker.number for worker in self._workers.values()}
+        number = next(n for n in itertools.count() if n not in taken)
+        serial, region = next(self._serials), self._regions.open()
+        assert self._memory is not None
+        status = Status(self._memory.status, region)
+        status.reset()
+        worker = ProcessWorker(self, serial, number, region, status)
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._regions.leave(region)
+            self._source.worker_failed(worker, _explained(error))
+            return
+        try:
+            self._nursery.spawn(serial, number, theirs)
+        except OSError as error:
+            ours.close()
+            self._regions.leave(region)
+            self._source.worker_failed(worker, _nursery_is_gone(error))
+            return
+        finally:
+            theirs.close()
+        worker.channel = LoopChannel(self._loop, ours, lambda data: self._replied(worker, data))
+        worker.channel.send(pickle.dumps(Hello(worker.name, region)))
+        self._workers[serial] = worker
+        # It gets its first order when it is there. What is given to one that is still on its way,
+        # another could have done already.
+
+    def give_up(self, worker: Worker) -> None:
+        for mine in self._workers.values():
+            if mine is worker:
+                mine.retiring = True
+                # What becomes of its job is settled already.
+                mine.job = None
+                self._nursery.kill(mine.serial)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is None:  # it never came to the first worker
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._nursery.fileno(), self._nursery_speaks)
+        for worker in self._workers.values():
+            worker.retiring = True
+        self._source.wake()
+        if self._workers:
+            self._killing = self._loop.call_later(CLOSE_GRACE, self._kill_all)
+        else:
+            self._nursery.end()
+
+    def _kill_all(self) -> None:
+        for worker in self._workers.values():
+            self._nursery.kill(worker.serial)
+
+    def join(self, timeout: float | None = None) -> bool:
+        return self._over.wait(timeout)
+
+    def interrupt(self) -> None:
+        """Nothing to do: after a moment, workers are killed."""
+
+    # Jobs
+
+    def ring(self, worker: ProcessWorker) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._feed, worker)
+
+    def _feed(self, worker: ProcessWorker) -> None:
+        """Give `worker`, which has none, something to do."""
+        try:
+            self._feed_now(worker)
+        except BaseException as error:  # a bug: the consumer must hear of it, not wait
+            self._source.worker_failed(worker, error)
+
+    def _feed_now(self, worker: ProcessWorker) -> None:
+        if worker.ended:
+            # What was meant for it is for somebody else.
+            if not self._over.is_set():
+                self._source.wake()
+            return
+        if worker.job is not None or worker.dismissed:
+            return
+        job: RemoteJob | None = self._source.take_now(worker, worker)
+        if job is not None:
+            self._send(worker, job)
+        elif worker.retiring:
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: ProcessWorker) -> None:
+        assert worker.channel is not None
+        worker.retiring = worker.dismissed = True
+        worker.channel.end()
+
+    def _send(self, worker: ProcessWorker, job: RemoteJob) -> None:
+        assert worker.channel is not None
+        assert worker.status is not None
+        worker.job, worker.order = job, next(self._orders)
+        context, payload = job.context, b""
+        if context.number != worker.context:
+            worker.context, payload = context.number, context.payload
+        order = job.order(worker.status.expect(worker.order))
+        freed = self._regions.take_freed(worker.region)
+        head = (worker.order, worker.context, payload, freed)
+        try:
+            message = pickle.dumps((*head, order), protocol=5)
+        except Exception as error:
+            worker.job = None
+            job.cannot_be_sent(error)
+            # What goes with every order, this worker has to be told all the same.
+            message = pickle.dumps((*head, None), protocol=5)
+        worker.channel.send(message)
+
+    def _replied(self, worker: ProcessWorker, data: bytes) -> None:
+        try:
+            self._read(worker, data)
+        except BaseException as error:  # a bug: the consumer must hear of it, not wait
+            self._source.worker_failed(worker, error)
+
+    def _read(self, worker: ProcessWorker, data: bytes) -> None:
+        if data == READY:
+            self._feed(worker)
+            return
+        order, kind, content = pickle.loads(data)
+        self._stillborn = 0
+        job = worker.job
+        if job is None or order != worker.order:
+            # It was given up, or its order could not be sent.
+            self._feed(worker)
+            return
+        if kind == MORE:
+            self._regions.adopt(worker.region, content)
+            job.reply(worker, content)
+            return
+        worker.job = None
+        if kind == DONE:
+            self._regions.adopt(worker.region, content)
+            job.reply(worker, content)
+            job.finished()
+            self._feed(worker)
+            return
+        job.finished()
+        failed = SetupError(content) if kind == SETUP_FAILED else content.unpack()
+        self._source.worker_failed(worker, failed)
+        self._dismiss(worker)
+
+    # Ends
+
+    def _nursery_speaks(self) -> None:
+        news = self._nursery.read()
+        if news is None:
+            self._nursery_ended()
+            return
+        kind, serial, value = news
+        worker = self._workers.get(serial)
+        if worker is None:
+            return
+        if kind == "started":
+            worker.pid = value
+        elif kind == "ended":
+            self._worker_ended(worker, _how(value))
+        else:
+            error = OSError(value, f"no worker process could be started: {os.strerror(value)}")
+            self._worker_ended(worker, "could not be started")
+            self._source.worker_failed(worker, _explained(error))
+
+    def _worker_ended(self, worker: ProcessWorker, how: str) -> None:
+        assert worker.channel is not None
+        worker.channel.close()  # what it has sent before it died is read first
+        worker.ended, worker.channel, worker.status = True, None, None
+        del self._workers[worker.serial]
+        self._regions.leave(worker.region)
+        if (job := worker.job) is not None:
+            worker.job = None
+            job.died(worker, how)
+        if self._closed:
+            if not self._workers:
+                self._nursery.end()
+            return
+        if not worker.dismissed:
+            self._stillborn += not worker.retiring
+            if self._stillborn > _STILLBORN:
+                error = RuntimeError(f"worker processes die as soon as they start: each {how}")
+                self._source.worker_failed(worker, error)
+                return
+        self._source.wake()
+        self.resize(self._size)
+
+    def _nursery_ended(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self._nursery.fileno())
+        self._nursery.reap()
+        if self._killing is not None:
+            self._killing.cancel()
+        if not self._closed:
+            self._source.worker_failed(_Nobody(), _nursery_is_gone(None))
+        for worker in list(self._workers.values()):
+            assert worker.channel is not None
+            worker.channel.close()
+            worker.ended, worker.channel, worker.status = True, None, None
+        self._workers.clear()
+        self._closed = True
+        # The engine and this executor refer to each other: the memory is not to wait until a
+        # collector finds them.
+        self._regions.close()
+        self._memory = None
+        self._over.set()
+        self._on_all_ended()
+
+
+class _Nobody:
+    name = "the process that starts workers"
+    number = native_id = -1
+    retiring = True
+
+
+def _explained(error: OSError) -> OSError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        error.add_note(
+            "minato_async: each worker process takes a file descriptor: raise the limit "
+            "(ulimit -n), or use fewer workers"
+        )
+    return error
+
+
+def _how(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _nursery_is_gone(cause: BaseException | None) -> RuntimeError:
+    error = RuntimeError(
+        "the process from which workers are started has ended; was it killed, out of memory? "
+        "Call iter() on the loader again"
+    )
+    error.__cause__ = cause
+    return error

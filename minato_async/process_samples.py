@@ -1,0 +1,343 @@
+"""What a worker process does with tickets and batches of a map-style dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from minato_async.autocast import Autocast
+from minato_async.changes import Path, apply
+from minato_async.checkpoint import SampleCancelled, current
+from minato_async.dataset import Bound, MapRecipe
+from minato_async.engine.orders import (
+    CollateBatch,
+    Collated,
+    Diverted,
+    Failed,
+    Finished,
+    HandleFailure,
+    NotBegun,
+    Rerun,
+    ResumeSample,
+    RunClaim,
+    WholeBatch,
+)
+from minato_async.errors import name_batch, name_sample
+from minato_async.process_worker import Desk
+from minato_async.transport.failures import PackedError, pack_error
+from minato_async.transport.packing import Packed
+from minato_async.workers import current_state
+
+#: Seconds after which finished samples are told of, though others of the claim are not finished.
+_NEWS = 5e-3
+
+
+@dataclass(frozen=True)
+class EpochPayload:
+    """What changes from one epoch to the next."""
+
+    seeds: Any
+    grad: bool
+    autocast: Autocast
+    #: What was set anew in the dataset.
+    changes: dict[Path, Any]
+
+
+class SampleRunner:
+    """Runs orders for samples and batches, at the desk of one worker."""
+
+    def __init__(self, recipe: MapRecipe, desk: Desk) -> None:
+        self._recipe = recipe
+        self.desk = desk
+        self._memory = desk.memory
+        self._status = desk.status
+        self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
+            RunClaim: self._run_claim,
+            ResumeSample: self._resume,
+            CollateBatch: self._collate_order,
+            HandleFailure: self._handle,
+        }
+
+    def begin_epoch(self, data: bytes) -> None:
+        payload: EpochPayload = pickle.loads(data)
+        self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
+        # Both in the dataset, whose own attributes reach the copy when it is refreshed, and in the
+        # copy, which may have parts of its own.
+        apply(self._recipe.dataset, payload.changes)
+        if (copy := current_state().copy) is not None:
+            apply(copy.dataset, payload.changes)
+
+    def run(self, order: Any) -> Sequence[Any]:
+        bound = self._recipe.bind(self.desk)
+        events: Sequence[Any] = bound.context.run(self._run[type(order)], bound, order)
+        return events
+
+    # Orders
+
+    def _run_claim(self, bound: Bound, order: RunClaim) -> Sequence[Any]:
+        claim = _Claim(order, bound, self)
+        claim.run()
+        return claim.events
+
+    def _resume(self, bound: Bound, order: ResumeSample) -> Sequence[Any]:
+        recipe, row = bound.recipe, order.row
+        bound.streams.begin(lambda _: recipe.seed(order.index, order.repeat, order.position))
+        bound.streams.ticket = row
+        bound.streams.attach(order.stream)
+        self._status.begin_row(row)
+        value, step = order.value.peek(self._memory), order.step
+        costs: list[float] = []
+        try:
+            while step < len(bound.steps):
+                value, spent = self.step(bound.steps[step], value, order.cost + sum(costs))
+                costs.append(spent)
+                step += 1
+        except BaseException as error:
+            return self.failed(bound, row, order.index, step, error)
+        try:
+            packed: Any = self.desk.pack(value)
+        except Exception:
+            packed = Rerun(order.position, order.index, order.repeat)
+        return [Finished(row, [packed], costs, 1)]
+
+    def step(self, function: Callable[[Any], Any], value: Any, cost: float) -> tuple[Any, float]:
+        """What `function` makes of `value`, and the seconds it took."""
+        began = perf_counter()
+        self._status.enter(cost)
+        try:
+            value = function(value)
+        finally:
+            self._status.leave()
+        return value, perf_counter() - began
+
+    def _collate_order(self, bound: Bound, order: CollateBatch) -> Sequence[Any]:
+        try:
+            samples = self.unpacked(bound, order)
+        except BaseException as error:
+            return [Collated(None, pack_error(error))]
+        return [Collated(*self.collate(bound, list(order.indices), samples))]
+
+    def unpacked(self, bound: Bound, batch: CollateBatch) -> list[Any]:
+        """The samples of `batch`. Raises what making one of them again raises."""
+        samples = []
+        for sample in batch.samples:
+            if isinstance(sample, Rerun):
+                samples.append(self._rerun(bound, sample))
+            else:
+                samples.append(None if sample is None else sample.peek(self._memory))
+        return samples
+
+    def _rerun(self, bound: Bound, sample: Rerun) -> Any:
+        recipe, index = bound.recipe, sample.index
+        bound.streams.begin(lambda _: recipe.seed(index, sample.repeat, sample.position))
+        bound.streams.ticket = sample
+        value = index
+        for number, step in enumerate(bound.steps):
+            try:
+                value = step(value)
+            except BaseException as error:
+                named = name_sample(error, index, recipe.step_name(number), self.desk.name)
+                if callable(recipe.on_error):
+                    return recipe.on_error(index, named)
+                raise named from named.__cause__
+        return value
+
+    def _handle(self, bound: Bound, order: HandleFailure) -> Sequence[Any]:
+        return self.failed(bound, order.row, order.index, 0, order.error)
+
+    # Outcomes
+
+    def failed(
+        self, bound: Bound, row: int, index: Any, step: int, error: BaseException
+    ) -> Sequence[Any]:
+        """What becomes of a sample that `error` was raised in."""
+        if isinstance(error, SampleCancelled) and self.desk.abandoned:
+            raise error
+        error = name_sample(error, index, bound.recipe.step_name(step), self.desk.name)
+        handler = bound.recipe.on_error
+        if callable(handler):
+            try:
+                return [Finished(row, [self.desk.pack(handler(index, error))], (), 0)]
+            except BaseException as raised:
+                error = name_sample(raised, index, "on_error", self.desk.name)
+        return [Failed(row, pack_error(error))]
+
+    def collate(
+        self, bound: Bound, indices: list[Any], samples: list[Any]
+    ) -> tuple[Packed | None, PackedError | None]:
+        """The batch, or the failure to make it."""
+        recipe, job = bound.recipe, current.job
+        bound.streams.begin(lambda _: recipe.seed(tuple(indices), 0, 0))
+        bound.streams.ticket = samples
+        current.job = None
+        try:
+            return self.desk.pack(bound.collate(samples)), None
+        except BaseException as error:
+            if isinstance(error, SampleCancelled) and self.desk.abandoned:
+                raise
+            return None, pack_error(name_batch(error, indices, samples, self.desk.name))
+        finally:
+            current.job = job
+
+
+class _Claim:
+    """One claim on its way through the worker."""
+
+    def __init__(self, order: RunClaim, bound: Bound, worker: SampleRunner) -> None:
+        self._order = order
+        self._bound = bound
+        self._worker = worker
+        self._status = worker._status
+        self.events: list[Any] = []
+        #: Finished samples that are not in `events` yet, in order, and the row of the first.
+        self._samples: list[Any] = []
+        self._first = order.start
+        #: Costs of these, as `Finished` has them.
+        self._costs: list[Sequence[float]] = []
+        self._tickets = 1
+        self._told = perf_counter()
+
+    def run(self) -> None:
+        order, bound = self._order, self._bound
+        recipe, start = bound.recipe, order.start
+
+        def seed(row: int) -> int:
+            place = row - start
+            repeat = order.repeats[place] if order.repeats else 0
+            unit = 1
+            return recipe.seed(order.indices[place], repeat, order.position + place * unit)
+
+        bound.streams.begin(seed)
+        row, stop = start, start + len(order.indices)
+        run = self._run_tickets if len(bound.steps) == 1 else self._run_ticket
+        while row < stop and not self._worker.desk.abandoned:
+            row = run(row, stop)
+        if order.whole and len(self._samples) == len(order.indices) and not self.events:
+            content, failure = self._collate()
+            self.events.append(WholeBatch(content, failure, self._costs, self._tickets))
+        else:
+            self._flush()
+
+    def _collate(self) -> tuple[Packed | None, PackedError | None]:
+        """The batch that this claim completes."""
+        order = self._order
+        if order.given is None:
+            return self._worker.collate(self._bound, list(order.indices), self._samples)
+        try:
+            samples = self._worker.unpacked(self._bound, order.given)
+        except BaseException as error:
+            return None, pack_error(error)
+        samples[order.start : order.start + len(order.indices)] = self._samples
+        return self._worker.collate(self._bound, list(order.given.indices), samples)
+
+    def _flush(self) -> None:
+        """Tell of the samples that are finished."""
+        samples, self._samples = self._samples, []
+        row, costs, tickets = self._first, self._costs, self._tickets
+        self._costs = []
+        if len(self._bound.steps) == 1:
+            samples = [samples] if costs else []  # timed together
+        else:
+            samples = [[sample] for sample in samples]
+        for some, cost in zip(samples, costs, strict=True):
+            packed = [self._packed(row + place, sample) for place, sample in enumerate(some)]
+            self.events.append(Finished(row, packed, cost, tickets))
+            row += len(packed)
+
+    def _packed(self, row: int, sample: Any) -> Any:
+        try:
+            return self._worker.desk.pack(sample)
+        except Exception:
+            place, order = row - self._order.start, self._order
+            repeat = order.repeats[place] if order.repeats else 0
+            return Rerun(order.position + place, order.indices[place], repeat)
+
+    def _failed(self, row: int, step: int, error: BaseException) -> None:
+        index = self._order.indices[row - self._order.start]
+        self.events += self._worker.failed(self._bound, row, index, step, error)
+
+    def _run_tickets(self, row: int, stop: int) -> int:
+        """Run tickets of a single step up to the end, or to the first that fails; returns the row
+        to go on with. Timed as a whole: what is done here for each is what a trivial one costs."""
+        order, streams, status = self._order, self._bound.streams, self._status
+        fetch, append, begin = self._bound.steps[0], self._samples.append, status.begin_row
+        indices, start = order.indices, order.start
+        first, failure, ended = row, None, False
+        self._first = row
+        began = perf_counter()
+        status.enter(first=row)
+        try:
+            while row < stop:
+                if not begin(row):
+                    ended = True
+                    break
+                streams.ticket = row
+                append(fetch(indices[row - start]))
+                row += 1
+                if not order.whole and perf_counter() - began > _NEWS:
+                    break
+        except BaseException as error:
+            failure = error
+        status.leave()
+        tickets = row - first + (failure is not None)
+        self._costs, self._tickets = [(perf_counter() - began,)], tickets
+        if failure is not None:
+            self._flush()
+            self._failed(row, 0, failure)
+            return row + 1
+        if ended:
+            self._flush()
+            self.events.append(NotBegun(row))
+            return stop
+        if row < stop:
+            self._tell()
+        return row
+
+    def _tell(self) -> None:
+        """Samples are finished, and others will take their time."""
+        self._flush()
+        self._worker.desk.tell(self.events)
+        self.events, self._told = [], perf_counter()
+
+    def _run_ticket(self, row: int, stop: int) -> int:
+        """Run one ticket of several steps; returns the row to go on with."""
+        order, bound, worker = self._order, self._bound, self._worker
+        if not self._status.begin_row(row):
+            self._flush()
+            self.events.append(NotBegun(row))
+            return stop
+        bound.streams.ticket = row
+        index = order.indices[row - order.start]
+        value, step, costs, cost = index, 0, [], 0.0
+        steps = bound.steps
+        try:
+            while True:
+                value, spent = worker.step(steps[step], value, cost)
+                costs.append(spent)
+                cost += spent
+                step += 1
+                if step == len(steps):
+                    break
+                if order.diverts and cost > order.threshold:
+                    with contextlib.suppress(Exception):  # what cannot be pickled stays here
+                        packed = worker.desk.pack(value)
+                        self._flush()
+                        stream = bound.streams.detach()
+                        self.events.append(Diverted(row, packed, step, costs, stream))
+                        self._first = row + 1
+                        return row + 1
+        except BaseException as error:
+            self._flush()
+            self._failed(row, step, error)
+            self._first = row + 1
+            return row + 1
+        self._samples.append(value)
+        self._costs.append(costs)
+        if not order.whole and row + 1 < stop and perf_counter() - self._told > _NEWS:
+            self._tell()
+            self._first = row + 1
+        return row + 1

@@ -1,0 +1,106 @@
+"""What a worker process does with the shards of an iterable dataset that it has."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minato_async.changes import apply
+from minato_async.engine.bell import DueBells
+from minato_async.engine.remote_shards import ReadShard, ShardRead
+from minato_async.engine.shard_jobs import ReadJob, close_shard
+from minato_async.engine.shards import Shard, ShardBatch, ShardPass, ShardRecipe
+from minato_async.process_samples import EpochPayload
+from minato_async.process_worker import Desk
+from minato_async.transport.failures import pack_error
+from minato_async.workers import DatasetCopy
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """How shards are opened."""
+
+    dataset: Any
+    recipe: ShardRecipe
+    #: Makes what `get_worker_info()` returns in shard `number`, for this copy of the dataset.
+    make_info: Callable[[int, Any], Any]
+
+
+class ShardRunner:
+    """Runs orders for shards, at the desk of one worker."""
+
+    def __init__(self, plan: ShardPlan, desk: Desk) -> None:
+        self._plan = plan
+        self._desk = desk
+        self._recipe = self._packing(plan.recipe)
+        self._shards: dict[int, tuple[Shard, DatasetCopy]] = {}
+        self._passes: dict[int, ShardPass] = {}
+
+    def _packing(self, recipe: ShardRecipe) -> ShardRecipe:
+        """`recipe` with batches that are ready to travel: that may fail as collating may."""
+        collate, pack = recipe.collate, self._desk.pack
+        return replace(recipe, collate=lambda samples: pack(collate(samples)))
+
+    def begin_epoch(self, data: bytes) -> None:
+        payload: EpochPayload = pickle.loads(data)
+        for source in self._passes.values():
+            close_shard(source)
+        self._passes.clear()
+        apply(self._plan.dataset, payload.changes)
+        for _, copy in self._shards.values():
+            apply(copy.dataset, payload.changes)
+            copy.refresh(self._plan.dataset)
+        self._recipe = replace(
+            self._recipe, seeds=payload.seeds, grad=payload.grad, autocast=payload.autocast
+        )
+
+    def run(self, order: ReadShard) -> Sequence[Any]:
+        source = self._pass(order.number)
+        reading = _Reading(self._desk)
+        # Its own lock and bells: nobody else is here.
+        ReadJob(source, reading, self._recipe, reading).run(self._desk)
+        return reading.events
+
+    def _pass(self, number: int) -> ShardPass:
+        source = self._passes.get(number)
+        if source is None:
+            if number not in self._shards:
+                copy = DatasetCopy(self._plan.dataset)
+                info = self._plan.make_info(number, copy.dataset)
+                self._shards[number] = Shard(number, copy.dataset, info), copy
+            shard, _ = self._shards[number]
+            source = self._passes[number] = ShardPass(shard, self._recipe)
+        return source
+
+
+class _Reading:
+    """Stands for the epoch and its lock while one batch is read, and notes what comes of it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.lock = threading.RLock()
+        self.due = DueBells()
+        self.events: list[ShardRead] = []
+
+    @property
+    def abandoned(self) -> bool:
+        return self._desk.abandoned
+
+    def read(self, source: ShardPass, batch: ShardBatch | None, ended: bool) -> None:
+        if batch is None:
+            event = ShardRead(0, 0, ended, None, None, False)
+        elif batch.failure is not None:
+            event = ShardRead(0, 0, ended, None, pack_error(batch.failure), True)
+        else:
+            event = ShardRead(batch.indices[0], len(batch.indices), ended, None, None, False)
+        self.events.append(event)
+
+    def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:
+        packed = None if failure is None else pack_error(failure)
+        self.events[-1] = self.events[-1]._replace(content=content, failure=packed)
+
+    def leave(self, shard: Shard) -> None:
+        """The parent is told by there being no event."""

@@ -1,0 +1,219 @@
+"""Values as bytes, but for their tensors and arrays, which lie in shared memory."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato_async.transport.memory import Block, SharedMemory
+from minato_async.transport.own_blocks import OwnBlocks
+
+#: Bytes below which a tensor travels with the rest: a block costs as much as copying so many.
+SMALL = 2048
+
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if type(d) is torch.dtype}
+
+
+class Packed:
+    """A value on its way. Whoever drops it without having unpacked it frees its blocks, in the
+    process that has the `memory`."""
+
+    __slots__ = ("__weakref__", "blocks", "data", "memory")
+
+    def __init__(
+        self, data: bytes, blocks: Sequence[Block], memory: SharedMemory | None = None
+    ) -> None:
+        self.data = data
+        self.blocks = blocks
+        #: Set where the blocks are owned: in the parent.
+        self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) + sum(size for _, size in self.blocks)
+
+    def unpack(self) -> Any:
+        """The value, whose tensors and arrays are views of the shared memory; each block is freed
+        with the last of them. Once, by the owner."""
+        assert self.memory is not None or not self.blocks
+        blocks, self.blocks = self.blocks, ()
+        return loads(self.data, self.memory, blocks)
+
+    def peek(self, memory: SharedMemory | None) -> Any:
+        """The value for a process that is lent it: its views must not outlive the loan."""
+        return loads(self.data, memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed, (self.data, self.blocks)
+
+    def __del__(self) -> None:
+        if self.memory is not None:
+            for block in self.blocks:
+                self.memory.free(block)
+
+
+class _Reading(threading.local):
+    """What the functions below find while `loads` runs in their thread."""
+
+    memory: SharedMemory | None = None
+    #: Blocks of the value being read that nothing refers to yet; None: it is only lent.
+    owned: set[Block] | None = None
+
+
+_reading = _Reading()
+
+
+def loads(data: bytes, memory: SharedMemory | None, owned: Sequence[Block] | None = None) -> Any:
+    before = _reading.memory, _reading.owned
+    _reading.memory, _reading.owned = memory, None if owned is None else set(owned)
+    try:
+        return pickle.loads(data)
+    finally:
+        if _reading.owned:
+            # Not all was read: a class of the user's may have raised.
+            assert memory is not None
+            for block in _reading.owned:
+                memory.free(block)
+        _reading.memory, _reading.owned = before
+
+
+def _bytes_of(block: Block) -> memoryview:
+    memory, owned = _reading.memory, _reading.owned
+    assert memory is not None
+    if owned is None or block not in owned:
+        return memory.view(block)
+    owned.discard(block)
+    return memory.leased(block)
+
+
+def _tensor(block: Block, dtype: str, shape: Sequence[int], stride: Sequence[int] | None) -> Any:
+    flat = torch.frombuffer(_bytes_of(block), dtype=_DTYPES[dtype])
+    return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+
+
+def _small_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    if not data:
+        return torch.empty(shape, dtype=_DTYPES[dtype])
+    return torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype]).view(shape)
+
+
+def _array(block: Block, dtype: Any, shape: Sequence[int], order: Any) -> Any:
+    # By way of a tensor, which keeps the view that it is made of: numpy makes a view of its own.
+    flat = torch.frombuffer(_bytes_of(block), dtype=torch.uint8).numpy()
+    return flat.view(dtype).reshape(shape, order=order)
+
+
+class _Packer(pickle.Pickler):
+    """Puts what is large and plain into the worker's own blocks. Everything else is pickled as
+    ever: it arrives as it was, only slower."""
+
+    def __init__(self, file: io.BytesIO, own: OwnBlocks) -> None:
+        super().__init__(file, protocol=5)
+        self._own = own
+        self.blocks: list[Block] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        # Exact types: a subclass has more to it than its numbers.
+        if kind is torch.Tensor:
+            return self._tensor(value)
+        if kind is np.ndarray:
+            return self._array(value)
+        return NotImplemented
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if not is_plain(tensor):
+            return NotImplemented
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        size = tensor.numel() * tensor.itemsize
+        contiguous = tensor.is_contiguous()
+        if size < SMALL:
+            flat = tensor.reshape(-1).view(torch.uint8) if size else None
+            return _small_tensor, (b"" if flat is None else flat.numpy().tobytes(), dtype, shape)
+        block = self._own.export(tensor) if contiguous else None
+        stride = None
+        if block is None:
+            if not contiguous:
+                # Its layout, if it fills its memory: channels last, say, or transposed.
+                stride = torch.empty_like(tensor, device="meta").stride()
+            block = self._own.allocate(size)
+            if block is None:
+                return NotImplemented
+            flat = torch.frombuffer(self._own.memory.view(block), dtype=tensor.dtype)
+            place = flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+            place.copy_(tensor)
+        self.blocks.append(block)
+        return _tensor, (block, dtype, shape, stride)
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Any:
+        if array.nbytes < SMALL or array.dtype.hasobject:
+            return NotImplemented
+        block = self._own.allocate(array.nbytes)
+        if block is None:
+            return NotImplemented
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        flat = np.frombuffer(self._own.memory.view(block), dtype=array.dtype)
+        np.copyto(flat.reshape(array.shape, order=order), array)  # type: ignore[call-overload]
+        self.blocks.append(block)
+        return _array, (block, array.dtype, array.shape, order)
+
+
+def pack(value: Any, own: OwnBlocks) -> Packed:
+    """`value`, ready to travel. Raises what pickling it raises."""
+    file = io.BytesIO()
+    packer = _Packer(file, own)
+    try:
+        # Without the mode that looks for random draws, through which every call would pass.
+        with torch._C.DisableTorchFunction():
+            packer.dump(value)
+    except BaseException:
+        for block in packer.blocks:
+            own.release(block)
+        raise
+    return Packed(file.getvalue(), tuple(packer.blocks))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is its numbers, shape and layout and nothing else."""
+    return (
+        tensor.layout is torch.strided  # first: some of the others are not for every layout
+        and not tensor.is_nested
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.__dict__
+    )
+
+
+def stack_in(own: OwnBlocks, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What `torch.stack` makes of `tensors`, in a block of its own so that it need not be copied
+    to travel; None where it does not pay, or may not be the same."""
+    first = tensors[0]
+    if type(first) is not torch.Tensor:
+        return None
+    # Without the mode that looks for random draws, which every call below would pass through.
+    with torch._C.DisableTorchFunction():
+        size = len(tensors) * first.numel() * first.itemsize
+        if size < SMALL or not is_plain(first):
+            return None
+        shape, dtype, layout, device = first.shape, first.dtype, first.layout, first.device
+        for tensor in tensors:
+            if not (
+                type(tensor) is torch.Tensor
+                and tensor.dtype is dtype
+                and tensor.shape == shape
+                and tensor.layout is layout
+                and tensor.device == device
+                and not tensor.requires_grad
+            ):
+                return None
+        out = own.new_tensor(dtype, (len(tensors), *shape))
+        return None if out is None else torch.stack(tuple(tensors), 0, out=out)

@@ -1,0 +1,266 @@
+"""Case 13: workers, or those who look after them, are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.cases.support import CHECKOUT
+from tests.processes.support import (
+    PATIENCE,
+    Countdown,
+    Made,
+    Turnstile,
+    flat,
+    kill_me,
+    once_each,
+    pause,
+    processes,
+)
+from tests.semantics.support import iterating, outcomes
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_killed_worker_is_replaced_and_its_tickets_run_again(
+    in_order: bool, batch_size: int
+) -> None:
+    lives = Countdown(1)
+
+    def sample(index: int) -> int:
+        if index == 13 and lives.take():
+            kill_me()
+        return index
+
+    found = flat(processes(Made(40, sample), batch_size, in_order=in_order))
+    once_each(found, 40)
+    if in_order:
+        assert found == list(range(40))
+
+
+def test_every_worker_is_killed_again_and_again() -> None:
+    # Never twice over one index: that would be its fault.
+    lives = {index: Countdown(1) for index in range(3, 120, 10)}
+
+    def sample(index: int) -> torch.Tensor:
+        if index in lives and lives[index].take():
+            kill_me()
+        return torch.full((2000,), index)
+
+    batches = list(processes(Made(120, sample), 5, num_workers=3, in_order=False))
+    once_each((row[0].item() for batch in batches for row in batch), 120)
+    assert all((row == row[0]).all() for batch in batches for row in batch)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [(kill_me, "killed by SIGKILL"), (lambda: os._exit(7), "exited with status 7")],
+    ids=["signal", "exit"],
+)
+def test_repeated_deaths_over_one_index_are_its_failure(end: Any, how: str) -> None:
+    def sample(index: int) -> int:
+        if index == 5:
+            end()
+        return index
+
+    with iterating(processes(Made(12, sample), 2)) as iterator:
+        *found, _ = results = outcomes(iterator)
+        errors = [result for result in results if isinstance(result, Exception)]
+        assert len(errors) == 1
+        assert how in str(errors[0])
+        assert "sample index 5" in str(errors[0])
+        rest = flat(batch for batch in results if not isinstance(batch, Exception))
+        assert rest == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11]
+        assert len(found) == 5
+
+
+def test_index_that_kills_can_be_skipped() -> None:
+    def sample(index: int) -> int:
+        if index == 5:
+            kill_me()
+        return index
+
+    loader = processes(Made(12, sample), 2, on_error="skip")
+    iterator = iter(loader)
+    found = flat(iterator)
+    assert found == [index for index in range(12) if index != 5]
+    ((index, error),) = iterator.stats.skipped
+    assert index == 5
+    assert "SIGKILL" in str(error)
+
+
+def test_worker_dies_while_it_collates() -> None:
+    lives = Countdown(1)
+
+    def collate(samples: list[int]) -> list[int]:
+        if 4 in samples and lives.take():
+            kill_me()
+        return samples
+
+    assert list(processes(Made(8), 2, collate_fn=collate)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_collate_that_always_kills_fails_its_batch_alone() -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 4 in samples:
+            kill_me()
+        return samples
+
+    with iterating(processes(Made(8), 2, collate_fn=collate)) as iterator:
+        found = outcomes(iterator)
+    assert [result for result in found if isinstance(result, list)] == [[0, 1], [2, 3], [6, 7]]
+    (error,) = [result for result in found if not isinstance(result, list)]
+    assert "SIGKILL" in str(error)
+
+
+def test_diverted_sample_outlives_the_worker_that_began_it() -> None:
+    lives, first_step = Countdown(1), Countdown(1)
+    began = Countdown(1)
+
+    def slow(value: torch.Tensor) -> torch.Tensor:
+        if value[0] == 3 and first_step.take():
+            pause(0.05)
+        return value
+
+    def deadly(value: torch.Tensor) -> torch.Tensor:
+        if value[0] == 3 and lives.take():
+            kill_me()
+        return value + 1000
+
+    def sample(index: int) -> torch.Tensor:
+        if index == 3:
+            assert began.take(), "its first step ran again although it was finished"
+        return torch.full((4000,), index)
+
+    loader = processes(
+        Made(20, sample),
+        1,
+        in_order=False,
+        transforms=[slow, deadly],
+        timeout_threshold=0.02,
+    )
+    iterator = iter(loader)
+    found = [int(batch[0, 0]) - 1000 for batch in iterator]
+    once_each(found, 20)
+    assert iterator.stats.diverted >= 1
+
+
+def test_nobody_left_to_start_workers_is_an_error_and_no_hang() -> None:
+    door = Turnstile()
+
+    def sample(index: int) -> int:
+        door.hold()
+        return index
+
+    with iterating(processes(Made(8, sample), num_workers=2)) as iterator:
+        door.wait_for(2)
+        (nursery,) = psutil.Process().children()
+        workers = nursery.children()
+        assert len(workers) == 2
+        nursery.kill()
+        with pytest.raises(RuntimeError, match="engine has failed") as caught:
+            next(iterator)
+        assert "workers are started has ended" in str(caught.value.__cause__)
+        # The workers do not outlive it.
+        psutil.wait_procs(workers, PATIENCE)
+        assert not any(worker.is_running() for worker in workers)
+
+
+PARENT = """
+    import os, signal, sys, threading
+    from minato_async import MinatoLoader
+
+    class Data:
+        def __len__(self):
+            return 100
+        def __getitem__(self, index):
+            if index >= 4:
+                threading.Event().wait(1000)
+            return index
+
+    if __name__ == "__main__":
+        iterator = iter(MinatoLoader(Data(), num_workers=2, executor="process", in_order=True))
+        for _ in range(4):
+            next(iterator)
+        print("ready", flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_workers_end_with_the_parent(how: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=CHECKOUT,
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 3
+        parent.send_signal(how)
+        parent.wait(PATIENCE)
+        _, alive = psutil.wait_procs(family, PATIENCE)
+        assert not alive
+
+
+def test_ctrl_c_in_the_terminal_is_the_parents_alone() -> None:
+    """The terminal sends it to every process of the group; so the workers must not take it."""
+    door = Turnstile()
+
+    def sample(index: int) -> int:
+        door.hold()
+        return index
+
+    with iterating(processes(Made(4, sample), num_workers=2)) as iterator:
+        door.wait_for(2)
+        for process in psutil.Process().children(recursive=True):
+            process.send_signal(signal.SIGINT)
+        door.let_go()
+        assert flat(iterator) == list(range(4))
+
+
+PRINTS = """
+    import sys
+    from minato_async import MinatoLoader
+
+    class Data:
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            print("sample", index)
+            assert sys.stdin.read() == ""
+            return index
+
+    if __name__ == "__main__":
+        print("begin")
+        list(MinatoLoader(Data(), num_workers=2, executor="process"))
+        print("end")
+"""
+
+
+def test_what_is_printed_is_printed_once() -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PRINTS)],
+        env=buffered,
+        input="for the parent",
+        capture_output=True,
+        text=True,
+        cwd=CHECKOUT,
+        timeout=4 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *samples, last = done.stdout.splitlines()
+    assert (first, last) == ("begin", "end")
+    assert sorted(samples) == [f"sample {index}" for index in range(4)]
