@@ -35,7 +35,7 @@ LOADING: Any = StuckAfter()
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads whose CPU clocks stand still."""
-    monkeypatch.setattr(module, "thread_cpu_seconds", lambda native_id: 1.0)
+    monkeypatch.setattr(module, "worker_cpu_seconds", lambda native_id: 1.0)
 
 
 def watch_over(*elapsed: float) -> tuple[DeadlineWatch, list[Job]]:
@@ -93,7 +93,7 @@ class TestWhatItHasSeen:
 
     def test_one_that_computes_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter(range(100))
-        monkeypatch.setattr(module, "thread_cpu_seconds", lambda native_id: 0.02 * next(clock))
+        monkeypatch.setattr(module, "worker_cpu_seconds", lambda native_id: 0.02 * next(clock))
         watch, (job,) = watch_over(0.2)
         for look in range(10):
             watch.look(LOADING, 1.0 + 0.02 * look)
