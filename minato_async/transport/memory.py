@@ -48,19 +48,28 @@ class SharedMemory:
         self._leases: dict[int, _Lease] = {}
 
     def _mapped(self, fd: int) -> mmap.mmap:
+        limited = False
         while True:
             size = STATUS_SIZE + self.regions * self.region_size
             try:
                 os.ftruncate(fd, size)
-                return mmap.mmap(fd, size)
+                mapped = mmap.mmap(fd, size)
             except (OSError, OverflowError, ValueError):
                 # Less address space than hoped for: `ulimit -v`, or strict overcommit.
                 if self.regions == 1 and self.region_size < 1 << 20:
                     raise
+                limited = True
                 if self.regions > 16:
                     self.regions //= 2
                 else:
                     self.region_size //= 2
+                continue
+            if not limited:
+                return mapped
+            # As much as there is: the program needs most of that for other things.
+            mapped.close()
+            self.region_size //= 4
+            limited = False
 
     @property
     def is_small(self) -> bool:

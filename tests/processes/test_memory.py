@@ -275,7 +275,7 @@ def test_little_address_space_is_made_do_with_and_told_of(tmp_path: Path) -> Non
         import resource, warnings
         MinatoLoader(Data(1, 1))
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), -1))
+        resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), -1))
         loader = MinatoLoader(Data(60, 500_000), 4, num_workers=2, executor="process")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
