@@ -80,5 +80,8 @@ def thread_streams(isolated: bool) -> Iterator[Streams]:
         yield NoStreams()
         return
     streams = SampleStreams()
-    with streams.active():
-        yield streams
+    try:
+        with streams.active():
+            yield streams
+    finally:
+        streams.dissolve()

@@ -24,7 +24,14 @@ from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
 from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
-from minato_async.executors.base import Executor, Job, JobSource, RemoteJobSource, Worker
+from minato_async.executors.base import (
+    Executor,
+    Job,
+    JobSource,
+    NoWorkers,
+    RemoteJobSource,
+    Worker,
+)
 from minato_async.stats import Stats
 
 B = TypeVar("B", Bell, AsyncBell)
@@ -79,7 +86,6 @@ class Engine:
         self._idle: list[Ringable] = []
         self._due = DueBells()
         self._slots = Slots(scheduler.start(), max_workers)
-        self._sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
         self._loading: Loading | None = None
         #: What abandoned epochs have left to do.
         self._left_over: deque[Job] = deque()
@@ -94,7 +100,7 @@ class Engine:
         self._closed = False
 
         self._pid = os.getpid()
-        self._executor = executor_factory(self, self._all_workers_ended)
+        self._executor: Executor = executor_factory(self, self._all_workers_ended)
         self._workers_ended = asyncio.Event()
         self._loop = EventLoopThread("minato-loop", self._main)
         shutdown.register(self)
@@ -131,6 +137,9 @@ class Engine:
             # found.
             if self._executor.join(_LAST_LINE):
                 shutdown.forget(self)
+                # It refers to this engine. Without the circle both are freed with the iterator;
+                # on free-threaded Python the collector comes only after hundreds of epochs.
+                self._executor = NoWorkers()
 
     def _staff(self) -> None:
         """Have the loop bring the number of threads to what the slots ask for. By a worker."""
@@ -198,7 +207,9 @@ class Engine:
     def begin(self, start: Callable[[Sync], L]) -> L:
         """Load what `start` makes; what is left of the epoch before is dropped."""
         self._abandon()
-        loading = start(self._sync)
+        # Kept by the epoch alone, for it refers to this engine.
+        sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
+        loading = start(sync)
         with self._lock:
             self._loading = loading
             self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0

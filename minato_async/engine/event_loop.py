@@ -74,8 +74,11 @@ class EventLoopThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        main = self._main
+        # It refers to whoever holds this object: a circle that only the collector could free.
+        del self._main
         try:
-            self._loop.run_until_complete(self._main(self._stop))
+            self._loop.run_until_complete(main(self._stop))
         finally:
             # The loop may only be closed once no other thread is inside call_soon_threadsafe:
             # closing under it frees what it writes to. Not wait for ever: of a sender that Ctrl-C

@@ -153,3 +153,24 @@ class Executor(Protocol):
 
     def interrupt(self) -> None:
         """Raise `SampleCancelled` inside the workers that still run, where that is possible."""
+
+
+class NoWorkers:
+    """The executor of an engine that has ended."""
+
+    size = 0
+
+    def resize(self, size: int) -> None:
+        """No worker starts any more."""
+
+    def give_up(self, worker: Worker) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """It is closed."""
+
+    def join(self, timeout: float | None = None) -> bool:
+        return True
+
+    def interrupt(self) -> None:
+        """Nobody is there to be interrupted."""

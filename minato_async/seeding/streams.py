@@ -94,6 +94,14 @@ class SampleStreams:
         self.ticket = None
         self._forget()
 
+    def dissolve(self) -> None:
+        """Nobody draws any more: part from the streams, which refer to this. In a circle they would
+        be left to the collector, which comes rarely where Python is free-threaded."""
+        self.mode.dissolve()
+        for name in ("python", "numpy", "torch", "mode", "worker_rng"):
+            if hasattr(self, name):
+                delattr(self, name)
+
     def _streams(self) -> list[Any]:
         return [self.python, self.numpy, self.torch] if HAS_NUMPY else [self.python, self.torch]
 

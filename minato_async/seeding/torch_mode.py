@@ -44,6 +44,10 @@ class SampleMode(TorchFunctionMode):
             _handler(stream), self
         )
 
+    def dissolve(self) -> None:
+        """It is entered no more: the method, which is bound to it, need not be kept."""
+        del self.__torch_function__
+
 
 def _handler(stream: TorchStream) -> Callable[..., Any]:
     """What every call of torch's interface on the thread of `stream` passes through.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sysconfig
 import threading
-from collections import deque
-from itertools import count
+from collections import Counter, deque
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,11 @@ import pytest
 import torch
 
 from minato_async import MinatoLoader
+from minato_async.engine.engine import Engine
+from minato_async.engine.event_loop import EventLoopThread
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.executors.threads import ThreadExecutor
+from minato_async.seeding.streams import SampleStreams
 from tests.lifetime.support import (
     Gate,
     Samples,
@@ -210,3 +215,22 @@ def test_memory_stays_flat_over_many_epochs(persistent: bool, in_order: bool) ->
         after.append(resident())
     # An epoch is 16 MiB, and twice that while its batches are made.
     assert max(after[10:]) - max(after[:5]) < 32 * MIB, [size // MIB for size in after]
+
+
+@pytest.mark.parametrize("taken", [64, 8], ids=["all", "some"])
+def test_workers_that_ended_leave_nothing_to_the_collector(taken: int) -> None:
+    """On free-threaded Python it comes only after hundreds of epochs."""
+
+    def machinery() -> list[str]:
+        kinds = (Engine, EventLoopThread, ThreadExecutor, MapEpoch, SampleStreams)
+        return [type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds]
+
+    with no_collector():
+        before = Counter(machinery())
+        iterator = iter(make_loader(Samples(64, lambda index: torch.rand(2)), batch_size=1))
+        for batch in islice(iterator, taken):
+            del batch
+        assert Counter(machinery())["SampleStreams"] > before["SampleStreams"]
+        del iterator
+        all_ours_end()
+        assert eventually(lambda: not Counter(machinery()) - before), machinery()
