@@ -213,8 +213,9 @@ def test_memory_stays_flat_over_many_epochs(persistent: bool, in_order: bool) ->
     for _ in range(20):
         assert sum(len(batch) for batch in loader) == 64
         after.append(resident())
-    # An epoch is 16 MiB, and twice that while its batches are made.
-    assert max(after[10:]) - max(after[:5]) < 32 * MIB, [size // MIB for size in after]
+    # Kept, the batches of the last ten epochs would be 160 MiB. The allocator keeps what each
+    # thread once needed, which on a busy machine is more in some epoch than in those before.
+    assert max(after[10:]) - max(after[:5]) < 96 * MIB, [size // MIB for size in after]
 
 
 @pytest.mark.parametrize("taken", [64, 8], ids=["all", "some"])
