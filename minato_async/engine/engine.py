@@ -16,7 +16,7 @@ from minato_async import shutdown
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells, Ringable
 from minato_async.engine.coordinator import Coordinator
-from minato_async.engine.epoch import Epoch
+from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.scheduler import WorkerScheduler
@@ -35,6 +35,7 @@ from minato_async.executors.base import (
 from minato_async.stats import Stats
 
 B = TypeVar("B", Bell, AsyncBell)
+R = TypeVar("R", bound=Ringable)
 L = TypeVar("L", bound=Loading)
 
 #: Seconds that closing waits for the steps that are running.
@@ -213,7 +214,7 @@ class Engine:
         with self._lock:
             self._loading = loading
             self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
-            self._wake_workers(loading.jobs_waiting)
+            self._wake_for(loading)
         self._due.ring()
         return loading
 
@@ -228,25 +229,25 @@ class Engine:
         self._due.ring()
 
     def draw(
-        self, epoch: Epoch, indices: list[object], unit: int, repeats: Sequence[int] = ()
+        self, epoch: MapEpoch, indices: list[object], unit: int, repeats: Sequence[int] = ()
     ) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
             try:
                 epoch.draw(indices, unit, repeats)
                 if self._idle:
-                    self._wake_workers(epoch.jobs_waiting)
+                    self._wake_for(epoch)
             except BaseException as error:
                 self._torn(error)
                 raise
         self._due.ring()
 
-    def end_draw(self, epoch: Epoch) -> None:
+    def end_draw(self, epoch: MapEpoch) -> None:
         """No more will be drawn for `epoch`."""
         with self._lock:
             try:
                 epoch.end_draw()
-                self._wake_workers(epoch.jobs_waiting)
+                self._wake_for(epoch)
             except BaseException as error:
                 self._torn(error)
                 raise
@@ -311,7 +312,7 @@ class Engine:
                     self._delivered += not batch.void
                     self._data_wait += time.monotonic() - began
                     if self._idle:
-                        self._wake_workers(epoch.jobs_waiting)
+                        self._wake_for(epoch)
                     if ended:
                         epoch.delivery.wake()  # other consumers wait for what will not come
                 elif not ended:
@@ -354,60 +355,54 @@ class Engine:
 
     def take(self, worker: Worker) -> Job | None:
         while True:
-            bell: Bell | None = None
-            with self._lock:
-                last = self._slots.leave(worker)
-                if last is not None:
-                    last.conclude()
-                    del last
-                ending = self._closed or worker.retiring
-                job: Job | None = None
-                if self._left_over:
-                    job = self._left_over.popleft()
-                elif self._loading is not None and not ending:
-                    job = self._loading.next_job()
-                if job is not None:
-                    self._slots.enter(worker, job)
-                    if not self._ticking:
-                        # Not by the consumer: as long as a worker lives, the loop does.
-                        self._ticking = True
-                        self._loop.call_soon(self._tick)
-                elif not ending:
-                    bell = Bell()
-                    self._idle.append(bell)
-            self._due.ring()
+            job, bell = self._next_job(worker, Bell)
             if bell is None:
                 return job
             while not bell.wait(_BREATH):
                 pass
 
     def take_now(self, worker: Worker, bell: Ringable) -> Job | None:
-        """As `take`, for executors that cannot wait: None with `bell` to be rung when it is worth
-        asking again, or because `worker` is to end."""
+        return self._next_job(worker, lambda: bell)[0]
+
+    def _next_job(self, worker: Worker, new_bell: Callable[[], R]) -> tuple[Job | None, R | None]:
+        """A job for `worker`, which has none. Otherwise a bell that rings when it is worth asking
+        again, or no bell: the worker is to end."""
+        job: Job | None = None
+        bell: R | None = None
         with self._lock:
             last = self._slots.leave(worker)
             if last is not None:
                 last.conclude()
-            ending = self._closed or worker.retiring
-            job = None
+                del last
+            ending, loading = self._closed or worker.retiring, self._loading
             if self._left_over:
                 job = self._left_over.popleft()
-            elif self._loading is not None and not ending:
-                job = self._loading.next_job_for(worker)
+            elif loading is not None and not ending:
+                job = loading.next_job_for(worker)
             if job is not None:
                 self._slots.enter(worker, job)
                 if not self._ticking:
+                    # Not by the consumer: as long as a worker lives, the loop does.
                     self._ticking = True
                     self._loop.call_soon(self._tick)
             elif not ending:
+                bell = new_bell()
                 self._idle.append(bell)
+            if bell is None and self._idle and loading is not None:
+                self._wake_for(loading)
         self._due.ring()
-        return job
+        return job, bell
 
     def wake(self) -> None:
         with self._lock:
             self._wake_workers(len(self._idle))
         self._due.ring()
+
+    def _wake_for(self, loading: Loading) -> None:
+        """Have idle workers look for the jobs of `loading`. One wakes the next: to wake several
+        would take the consumer longer than a trivial batch does."""
+        waiting = loading.jobs_waiting
+        self._wake_workers(min(waiting, 1) if loading.any_worker_will_do else waiting)
 
     def _wake_workers(self, count: int) -> None:
         for _ in range(min(count, len(self._idle))):

@@ -47,6 +47,10 @@ class Loading(Protocol):
         """About as many workers as could find a job now: so many idle ones are woken."""
 
     @property
+    def any_worker_will_do(self) -> bool:
+        """Whether a job that waits is for whichever worker comes first."""
+
+    @property
     def stuck_after(self) -> float:
         """Seconds of cost after which a worker may be stuck in its sample; infinite: never."""
 

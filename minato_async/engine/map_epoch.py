@@ -53,6 +53,8 @@ class MapEpoch(Epoch):
         """Samples that may be claimed at once: the window, or all that is drawn."""
         return min(self.feed.window, self.feed.outstanding)
 
+    any_worker_will_do = True
+
     @property
     def stuck_after(self) -> float:
         return self.threshold.stuck_after

@@ -58,6 +58,9 @@ class RemoteShardedEpoch(ShardedEpoch):
         self._homes = homes
         self._asking: Worker | None = None
 
+    #: A shard is where its first batch was read.
+    any_worker_will_do = False
+
     def next_job(self) -> Job | None:
         raise TypeError("which job there is depends on the worker")
 

@@ -150,6 +150,8 @@ class ShardedEpoch:
 
     # What the consumer does
 
+    any_worker_will_do = True
+
     @property
     def stuck_after(self) -> float:
         return math.inf  # what a shard costs is not known sample by sample
