@@ -16,9 +16,9 @@ from minato_async import shutdown
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells, Ringable
 from minato_async.engine.coordinator import Coordinator
-from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
