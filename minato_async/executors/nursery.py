@@ -146,6 +146,10 @@ def _serve(end: socket.socket, worker_main: WorkerMain) -> None:
                 _reap(end, children)
             elif not _obey(end, (wakeup, waker), children, worker_main):
                 _kill_all(children)
+                # `python -X dev` and pytest tell of sockets that are left open.
+                signal.set_wakeup_fd(-1)
+                wakeup.close()
+                waker.close()
                 return
 
 
