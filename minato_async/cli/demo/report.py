@@ -20,6 +20,7 @@ from minato_async.cli.machine import (
     interpreter_name,
     package_version,
 )
+from minato_async.options import can_fork
 
 WIDTH = 100
 """Columns that everything fits in."""
@@ -60,10 +61,12 @@ def print_gil_note(console: Console) -> None:
         console: Where to.
     """
     style = "yellow"
-    under_the_gil = (
-        "At this stage MinatoLoader then runs its threads under the GIL, where only code that "
-        "releases it (Pillow's decoding does, Python code does not) runs in parallel."
-    )
+    under_the_gil = "MinatoLoader's workers are processes then, as torch's are."
+    if not can_fork():
+        under_the_gil = (
+            "MinatoLoader's workers are threads all the same, of which only those that release it "
+            "(Pillow's decoding does, Python code does not) run in parallel."
+        )
     if gil_state() == "always":
         note = f"{interpreter_name()} has the GIL: no free-threaded Python is in use."
         note = f"{note} {under_the_gil}"
