@@ -29,6 +29,7 @@ from minato_async.order import choose_order
 from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.remote import RemoteLoading
+from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
 from minato_async.workers import DatasetCopy
 
@@ -126,10 +127,10 @@ class ShardedIterator(EngineIterator):
             return True
         what = 'iterable_mode="shared"' if self._pipes is None else "a data pipe"
         if loader.executor == "process":
-            warnings.warn(
-                f"{what} is loaded by threads: worker processes cannot share an iterator",
+            warn_user(
+                f"{what} is loaded by threads, although executor='process' asks for processes: "
+                "they cannot share an iterator",
                 RuntimeWarning,
-                stacklevel=7,
             )
         return False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
@@ -17,6 +16,7 @@ from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterato
 from minato_async.options import check_options
 from minato_async.seeding import install as install_streams
 from minato_async.stats import Stats
+from minato_async.user_code import warn_user
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -28,16 +28,19 @@ _epochs_lock = threading.Lock()
 class MinatoLoader(DataLoader[T_co]):
     """A `torch.utils.data.DataLoader` whose workers are threads, or processes where the GIL is on.
 
+    Arguments that are not named below mean what they mean for torch's loader.
+
     Args:
         dataset: map-style, or an `IterableDataset`. The latter is read in `num_workers` shards,
             each with a shallow copy of the dataset and told by `get_worker_info()` to be that
-            worker; any thread may advance any shard, but one at a time.
+            worker; any thread may advance any shard, but one at a time. A process has its shard to
+            itself.
         batch_size: samples in a batch; None: samples come one by one, uncollated.
         shuffle: draw the indices in a new random order every epoch.
         sampler: yields the indices of an epoch, instead of `shuffle`.
         batch_sampler: yields lists of indices, instead of `batch_size`, `shuffle`, `sampler` and
             `drop_last`.
-        num_workers: threads that load; 0: the caller's thread loads, in `next()`.
+        num_workers: workers that load, see `executor`; 0: the caller's thread loads, in `next()`.
         collate_fn: makes a batch of a list of samples; runs on a worker.
         drop_last: drop a last batch that is smaller than `batch_size`.
         generator: the source of random order.
@@ -56,7 +59,8 @@ class MinatoLoader(DataLoader[T_co]):
         seed: base seed of the random state that each sample has for itself: what it draws from
             `random`, `numpy.random` and torch depends on (seed, epoch, index) alone. None: drawn
             as torch draws it, from `generator`. False: off, workers draw from the process-wide
-            generators. With `num_workers=0` it is off unless a seed is given.
+            generators; those of a worker process are its own, seeded as with torch. With
+            `num_workers=0` it is off unless a seed is given.
         transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
             slow sample can be diverted, so that its worker goes on with others. To what an
             iterable dataset yields they are applied by the worker that reads the shard; nothing is
@@ -72,22 +76,23 @@ class MinatoLoader(DataLoader[T_co]):
             batches in the order in which they become ready, so a batch is overtaken only while it
             is being collated; with a bound the others then wait for it. 0: never. Batches of a
             batch sampler of your own stay as drawn, and are not bound.
-        max_workers: threads that may load at once; None: chosen from the CPUs that this process
-            may use, beyond them for work that waits.
-        sample_timeout: seconds after which a sample has failed. Its thread cannot be killed: it
-            is abandoned and replaced. Its process is killed and replaced.
+        max_workers: workers that may load at once; None: chosen from the CPUs that this process
+            may use, beyond them for work that waits. With `scheduler="fixed"`, and for iterable
+            datasets on processes, it is `num_workers`.
+        sample_timeout: seconds after which a sample has failed. A thread that is in it cannot be
+            killed: it is abandoned and replaced. A process is killed and replaced.
         on_error: what to do with a sample that fails. "raise": raise it from `next()`; "skip":
-            leave it out; or a function of its index and the error, which returns a sample to
-            take its place.
+            leave it out, and list it in `stats.skipped`; or a function of its index and the error,
+            which returns a sample to take its place.
         executor: what loads. "thread"; "process": worker processes, forked at `iter()`; "auto":
-            processes where the GIL is on and they can be forked, else threads. Asked anew for
-            every epoch.
-
-    The remaining arguments of torch's DataLoader are refused unless they have their default.
+            processes where the GIL is on and they can be forked, else threads. They can on Linux,
+            unless `multiprocessing_context` or `multiprocessing.set_start_method` asks for another
+            start method. Asked anew for every epoch. An iterable dataset with
+            `iterable_mode="shared"`, and data pipes, are always loaded by threads.
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.
-        NotImplementedError: for arguments that are not supported yet.
+        NotImplementedError: for `executor="process"` where processes cannot be forked.
     """
 
     def __init__(
@@ -206,18 +211,18 @@ class MinatoLoader(DataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch warns, of more workers than CPUs that this process may use.
 
-        torch's text is about processes, which may freeze a machine; threads do not.
+        torch's text is about computing processes, which may freeze a machine. Ours is true for
+        threads and for processes: torch's constructor calls this before it is known which.
         """
         cpus = usable_cpus()
         if not self.num_workers or self.num_workers <= cpus:
             return
-        warnings.warn(
-            f"This DataLoader will create {self.num_workers} worker threads in total. Our "
-            f"suggested max number of worker in current system is {cpus}, which is smaller than "
-            "what this DataLoader is going to create. More threads than CPUs help samples that "
-            "wait, for a disk or a network. Samples that compute are loaded no faster by them, and "
-            "each takes memory for the samples that it is at work on: lower the number then.",
-            stacklevel=2,
+        warn_user(
+            f"This DataLoader will create {self.num_workers} workers in total. Our suggested max "
+            f"number of worker in current system is {cpus}, which is smaller than what this "
+            "DataLoader is going to create. More workers than CPUs help samples that wait, for a "
+            "disk or a network. Samples that compute are loaded no faster by them, and each takes "
+            "memory for the samples that it is at work on: lower the number then."
         )
 
     def __aiter__(self) -> LoaderIterator:

@@ -24,8 +24,8 @@ EXECUTORS = ("auto", "thread", "process")
 PROCESSES_BY_DEFAULT = True
 SCHEDULERS = ("throughput", "paper", "fixed")
 
-#: Threads that a loader may grow to for each core it may use, for work that waits.
-_THREADS_PER_CORE = 16
+#: Workers that a loader may grow to for each core it may use, for work that waits.
+_WORKERS_PER_CORE = 16
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
     """The options of `loader`, whose torch arguments torch has checked already.
 
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
-    NotImplementedError for what is not built yet.
+    NotImplementedError for `executor="process"` where processes cannot be forked.
     """
     if not hasattr(loader.num_workers, "__index__"):
         raise TypeError(f"num_workers must be an int, got {loader.num_workers!r}")
@@ -88,7 +88,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
             "with no batch drawn ahead the workers have nothing to load"
         )
     _check_count("max_queue_size", loader.max_queue_size, "sample")
-    _check_count("max_workers", loader.max_workers, "thread")
+    _check_count("max_workers", loader.max_workers, "worker")
     _check_count("max_displacement", loader.max_displacement, "batch", least=0)
     _check_seconds("timeout_threshold", loader.timeout_threshold)
     _check_seconds("sample_timeout", loader.sample_timeout)
@@ -189,7 +189,7 @@ def _most_workers(loader: MinatoLoader[Any]) -> int:
         return loader.num_workers
     if loader.max_workers is not None:
         return loader.max_workers
-    return max(loader.num_workers, math.ceil(cpu_quota() * _THREADS_PER_CORE))
+    return max(loader.num_workers, math.ceil(cpu_quota() * _WORKERS_PER_CORE))
 
 
 def _check_count(name: str, value: Any, unit: str, least: int = 1) -> None:

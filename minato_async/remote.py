@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +28,7 @@ from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked
 from minato_async.transport.memory import SharedMemory
 from minato_async.transport.packing import Packed
+from minato_async.user_code import warn_user
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
@@ -51,12 +51,11 @@ class RemoteLoading:
         self._memory = SharedMemory()
         if self._memory.is_small and _warned.acquire(blocking=False):
             size = self._memory.region_size >> 20
-            warnings.warn(
+            warn_user(
                 f"only {size} MB of address space are to be had for each worker's shared memory: "
                 "what does not fit is sent through sockets, which is slower. Raise the limit of "
                 "virtual memory (ulimit -v), or use executor='thread'",
                 RuntimeWarning,
-                stacklevel=2,
             )
         self._plan = Plan(make_runner, self._memory, base_seed, options.isolated)
         self._numbers = itertools.count(1)

@@ -227,7 +227,7 @@ class TestLikeTorch:
 
 
 class TestNumberOfWorkers:
-    """The check of the number of workers: torch's, with a text that is true for threads."""
+    """The check of the number of workers: torch's, with a text that is true for threads too."""
 
     @pytest.mark.parametrize("cls", [DataLoader, MinatoLoader])
     @pytest.mark.parametrize(("more", "warns"), [(-1, False), (0, False), (1, True)])
@@ -242,10 +242,10 @@ class TestNumberOfWorkers:
         assert len(messages) == warns
         if warns:
             assert caught[0].category is UserWarning
-            assert f"This DataLoader will create {cpus + more} worker " in messages[0]
+            assert f"This DataLoader will create {cpus + more} worker" in messages[0]
             assert f"is {cpus}, which is smaller" in messages[0]
-            assert ("worker threads" in messages[0]) == (cls is MinatoLoader)
             assert ("process" in messages[0]) == ("freeze" in messages[0]) == (cls is DataLoader)
+            assert (caught[0].filename == __file__) == (cls is MinatoLoader)
             with pytest.warns(UserWarning, match="will create"):
                 loader.check_worker_number_rationality()
             # Once more when workers are about to be started.
