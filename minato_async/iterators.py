@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -206,6 +207,7 @@ class EngineIterator(LoaderIterator):
         #: What there is to know of the other processes, if it is they who load.
         self._remote: RemoteLoading | None = None
         self._persistent = loader.persistent_workers
+        self._loader = weakref.ref(loader)
         self._start_epoch(loader, first=True)
 
     def restart(self, loader: MinatoLoader[Any]) -> None:
@@ -291,6 +293,8 @@ class EngineIterator(LoaderIterator):
     def _let_go(self) -> bool:
         """At the end of an epoch: whether the engine is on its way to its end too."""
         if not self._persistent:
+            if (loader := self._loader()) is not None:
+                loader._keep_stats(self)
             self._engine.close_soon()
         return not self._persistent
 

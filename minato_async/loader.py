@@ -165,6 +165,7 @@ class MinatoLoader(DataLoader[T_co]):
         check_options(self)
         self._epochs = 0
         self._latest: weakref.ref[LoaderIterator] | None = None
+        self._last_stats = Stats()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams()
 
@@ -196,17 +197,23 @@ class MinatoLoader(DataLoader[T_co]):
             self.check_worker_number_rationality()
             iterator = ShardedIterator(self) if iterable else MapIterator(self)
         # A snapshot of it can be asked for as long as it lives; it is not kept for that.
-        self._latest = weakref.ref(iterator)
+        self._latest, self._last_stats = weakref.ref(iterator), Stats()
         return iterator
 
     @property
     def stats(self) -> Stats:
-        """A snapshot of what the latest iterator is loading; empty if there is none any more."""
+        """A snapshot of what the latest iterator is loading, or has loaded if it came to its end;
+        empty if it was dropped before, and with `num_workers=0`."""
         iterator = None if self._latest is None else self._latest()
-        return Stats() if iterator is None else iterator.stats
+        return self._last_stats if iterator is None else iterator.stats
+
+    def _keep_stats(self, iterator: LoaderIterator) -> None:
+        """`iterator` has come to its end, and a `for` loop is about to drop it."""
+        if self._latest is not None and self._latest() is iterator:
+            self._last_stats = iterator.stats
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
+        return {**self.__dict__, "_latest": None, "_last_stats": Stats()}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch warns, of more workers than CPUs that this process may use.

@@ -23,12 +23,13 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Stats:
-    """A snapshot of the epoch that the latest iterator of a loader is loading.
+    """A snapshot of the epoch that the latest iterator of a loader is loading, or has loaded.
 
     Taken under the engine's lock, so its numbers belong together. Counts are of this epoch.
     """
 
-    #: Workers that the worker scheduler wants, workers inside a step, threads there are.
+    #: Workers that the worker scheduler wants, workers inside a step, threads or processes there
+    #: are.
     workers: int = 0
     active: int = 0
     threads: int = 0
@@ -49,7 +50,8 @@ class Stats:
     ready_bytes: int = 0
     #: Seconds of cost after which a sample is slow; infinite before there is a threshold.
     threshold: float = float("inf")
-    #: Samples finished; of these diverted between two steps; workers handed off.
+    #: Samples finished; of these diverted between two steps; stuck workers in whose place another
+    #: was started.
     finished: int = 0
     diverted: int = 0
     handed_off: int = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -26,6 +28,27 @@ def test_without_an_iterator_and_without_workers_it_is_empty() -> None:
     iterator = iter(serial)
     next(iterator)
     assert serial.stats == Stats()
+
+
+def test_a_loop_that_came_to_its_end_leaves_them_behind() -> None:
+    loader = loader_of(Made(24, odd_one_fails), on_error="skip")
+    assert len(flat(loader)) == 23
+    ((index, error),) = loader.stats.skipped
+    assert index == 3
+    assert isinstance(error, ValueError)
+    assert (loader.stats.delivered, loader.stats.finished) == (6, 24)
+    # An iterator that is dropped before tells nothing.
+    for _ in loader:
+        break
+    assert loader.stats == Stats()
+    flat(loader)
+    assert pickle.loads(pickle.dumps(loader)).stats == Stats()
+
+
+def odd_one_fails(index: int) -> int:
+    if index == 3:
+        raise ValueError
+    return index
 
 
 def test_it_is_frozen_and_stays_as_it_was() -> None:
@@ -145,5 +168,8 @@ def test_other_threads_may_ask_all_the_time() -> None:
 
 def test_it_does_not_keep_the_iterator() -> None:
     loader = loader_of(Made(8))
-    flat(loader)
-    until(lambda: loader.stats == Stats())
+    iterator = iter(loader)
+    gone = weakref.ref(iterator)
+    flat(iterator)
+    del iterator
+    until(lambda: gone() is None)
