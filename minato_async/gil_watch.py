@@ -44,7 +44,7 @@ def _warn(message: str) -> None:
 def _explanation(executor: str) -> str:
     effect = "worker threads run Python code one at a time."
     if executor == "process":
-        effect = "worker processes load, as threads would run Python code one at a time."
+        effect = "worker processes load, because threads would run Python code one at a time."
     if getattr(sys.flags, "gil", None) == 1:
         return (
             "The GIL is on, because PYTHON_GIL=1 or -X gil=1 asks for it; no module has turned "
