@@ -1,7 +1,8 @@
-"""Resources that threads must not share: one of each for every worker."""
+"""Resources that threads and forked processes must not share: one of each for every worker."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -13,8 +14,8 @@ class per_worker(Generic[T]):
     """A resource that each worker makes for itself, at its first use, with `factory`.
 
     File handles, HDF5 and zip files, database connections and tokenizers are not safe to share
-    between threads. Make one of these in the dataset's constructor and call it where the
-    resource is needed::
+    between threads; most of them not with a forked process either. Make one of these in the
+    dataset's constructor and call it where the resource is needed::
 
         self.archive = minato_async.per_worker(lambda: zipfile.ZipFile(path))
         ...
@@ -32,10 +33,14 @@ class per_worker(Generic[T]):
     def __call__(self) -> T:
         """The calling thread's resource. Raises what `factory` raises, and tries again next
         time."""
-        try:
-            resource: T = self._local.resource
-        except AttributeError:
-            resource = self._local.resource = self._factory()
+        local, process = self._local, os.getpid()
+        if getattr(local, "process", None) != process:
+            resource: T = self._factory()
+            # What a fork has brought along is the parent's: its position in a file, its
+            # connection. It is kept, for its finaliser might end what the parent still uses.
+            local.inherited = getattr(local, "resource", None), getattr(local, "inherited", None)
+            local.resource, local.process = resource, process
+        resource = local.resource
         return resource
 
     def __reduce__(self) -> tuple[Any, ...]:
