@@ -45,9 +45,13 @@ class Packed:
         blocks, self.blocks = self.blocks, ()
         return loads(self.data, self.memory, blocks)
 
-    def peek(self, memory: SharedMemory | None) -> Any:
+    def peek(self, memory: SharedMemory) -> Any:
         """The value for a process that is lent it: its views must not outlive the loan."""
         return loads(self.data, memory)
+
+    def copy(self, memory: SharedMemory) -> Any:
+        """The value for a process that is lent it, and passes it to who may keep it."""
+        return loads(self.data, memory, copied=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packed, (self.data, self.blocks)
@@ -64,14 +68,21 @@ class _Reading(threading.local):
     memory: SharedMemory | None = None
     #: Blocks of the value being read that nothing refers to yet; None: it is only lent.
     owned: set[Block] | None = None
+    copied = False
 
 
 _reading = _Reading()
 
 
-def loads(data: bytes, memory: SharedMemory | None, owned: Sequence[Block] | None = None) -> Any:
-    before = _reading.memory, _reading.owned
+def loads(
+    data: bytes,
+    memory: SharedMemory | None,
+    owned: Sequence[Block] | None = None,
+    copied: bool = False,
+) -> Any:
+    before = _reading.memory, _reading.owned, _reading.copied
     _reading.memory, _reading.owned = memory, None if owned is None else set(owned)
+    _reading.copied = copied
     try:
         return pickle.loads(data)
     finally:
@@ -80,12 +91,14 @@ def loads(data: bytes, memory: SharedMemory | None, owned: Sequence[Block] | Non
             assert memory is not None
             for block in _reading.owned:
                 memory.free(block)
-        _reading.memory, _reading.owned = before
+        _reading.memory, _reading.owned, _reading.copied = before
 
 
 def _bytes_of(block: Block) -> memoryview:
     memory, owned = _reading.memory, _reading.owned
     assert memory is not None
+    if _reading.copied:
+        return memoryview(bytearray(memory.view(block)))
     if owned is None or block not in owned:
         return memory.view(block)
     owned.discard(block)

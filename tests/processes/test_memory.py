@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from tests.cases.support import CHECKOUT
 from tests.lifetime.support import eventually
-from tests.processes.support import PATIENCE, Made, processes
+from tests.processes.support import PATIENCE, Made, pause, processes
 from tests.semantics.support import iterating
 
 
@@ -61,6 +61,49 @@ def test_what_a_worker_keeps_of_a_batch_is_its_own() -> None:
     for batch, old in processes(Made(160, filled), 4, num_workers=1, collate_fn=collate):
         batches.append(batch[0, 0, 0, 0].item())
         assert old == batches
+
+
+def test_samples_from_other_workers_may_be_kept() -> None:
+    """A collate function may keep samples, for the next batch, say, whoever loaded them: memory
+    that they came in is used for others."""
+    kept: list[torch.Tensor] = []
+    expected: list[float] = []
+
+    def slow(index: int) -> torch.Tensor:
+        pause(0.02)  # so that batches are shared out among the workers
+        return filled(index)
+
+    def collate(samples: list[torch.Tensor]) -> Any:
+        kept.extend(samples)
+        expected.extend(sample[0, 0, 0].item() for sample in samples)
+        return [torch.unique(sample).tolist() for sample in kept], [[it] for it in expected]
+
+    for found, wanted in processes(Made(64, slow), 4, num_workers=3, collate_fn=collate):
+        assert found == wanted
+
+
+def test_a_step_may_keep_what_it_is_given() -> None:
+    kept: list[torch.Tensor] = []
+    expected: list[float] = []
+
+    def remember(sample: torch.Tensor) -> Any:
+        kept.append(sample)
+        expected.append(sample[0, 0, 0].item())
+        return [torch.unique(sample).tolist() for sample in kept], [[it] for it in expected]
+
+    loader = processes(
+        Made(64, filled),
+        None,
+        in_order=False,
+        transforms=[lambda sample: pause(0.01) or sample, remember],
+        timeout_threshold=1e-3,
+        collate_fn=as_it_is,
+    )
+    diverted = 0
+    for found, wanted in loader:
+        assert found == wanted
+        diverted = loader.stats.diverted
+    assert diverted
 
 
 def as_it_is(sample: Any) -> Any:
