@@ -147,7 +147,8 @@ class _Packer(pickle.Pickler):
         size = tensor.numel() * tensor.itemsize
         contiguous = tensor.is_contiguous()
         if size < SMALL:
-            flat = tensor.reshape(-1).view(torch.uint8) if size else None
+            # Of a slice or an expanded tensor, flattening alone makes a view with gaps.
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8) if size else None
             return _small_tensor, (b"" if flat is None else flat.numpy().tobytes(), dtype, shape)
         block = self._own.export(tensor) if contiguous else None
         stride = None
