@@ -166,11 +166,12 @@ class _Packer(pickle.Pickler):
         return _tensor, (block, dtype, shape, stride)
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
-        if array.nbytes < SMALL or array.dtype.hasobject:
-            return NotImplemented
-        block = self._own.allocate(array.nbytes)
+        large = array.nbytes >= SMALL and not array.dtype.hasobject
+        block = self._own.allocate(array.nbytes) if large else None
         if block is None:
-            return NotImplemented
+            # What arrives can be written to, however large, as with torch. Later protocols keep
+            # an array read-only, such as `np.frombuffer` makes.
+            return NotImplemented if array.flags.writeable else array.__reduce_ex__(4)
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         flat = np.frombuffer(self._own.memory.view(block), dtype=array.dtype)
         np.copyto(flat.reshape(array.shape, order=order), array)  # type: ignore[call-overload]

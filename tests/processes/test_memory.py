@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from tests.cases.support import CHECKOUT
 from tests.lifetime.support import eventually
@@ -106,6 +107,42 @@ def test_a_step_may_keep_what_it_is_given() -> None:
     assert diverted
 
 
+def add_up(loader: Any) -> int:
+    return sum(int(batch.sum()) for batch in loader)
+
+
+def test_loaders_inside_of_a_dataset() -> None:
+    """Whatever is forked by a worker leaves that worker's memory alone."""
+
+    def outer(index: int) -> Any:
+        sums = {add_up(DataLoader(Made(8, filled), 2, num_workers=2)) for _ in range(4)}
+        return sums | {add_up(processes(Made(8, filled), 2, in_order=False))}
+
+    for sums in processes(Made(2, outer), None):
+        assert sums == {sum(range(8)) * 3 * 64 * 64}
+
+
+def test_threads_of_a_dataset_collate_in_memory_of_their_own() -> None:
+    """A worker's blocks are for its own thread, whatever else calls `default_collate`."""
+
+    def sample(index: int) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(default_collate, [filled(index)] * 2).result()
+        # One that lies in the worker's blocks lies in memory that is mapped by all.
+        return in_shared_memory(batch), in_shared_memory(default_collate([filled(index)] * 2))
+
+    assert list(processes(Made(1, sample), None)) == [[False, True]]
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(part, 16) for part in line.split(maxsplit=1)[0].split("-"))
+        if start <= address < stop:
+            return "minato-async" in line
+    return False
+
+
 def as_it_is(sample: Any) -> Any:
     return sample
 
@@ -132,6 +169,7 @@ class Mixed:
             "sparse": torch.eye(50).to_sparse(),
             "parameter": torch.nn.Parameter(torch.rand(3000)),
             "array": np.arange(3000) * index,
+            "read-only": np.frombuffer(bytes([index]) * 30, np.uint8),
             "columns": np.asfortranarray(np.random.rand(50, 60)),
             "strided": np.random.rand(100, 100)[::2, ::3],
             "records": np.zeros(500, dtype=[("a", "i4"), ("b", "f8")]),
