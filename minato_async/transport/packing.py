@@ -110,10 +110,13 @@ def _tensor(block: Block, dtype: str, shape: Sequence[int], stride: Sequence[int
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
-def _small_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+def _small_tensor(
+    data: bytes, dtype: str, shape: Sequence[int], stride: Sequence[int] | None
+) -> torch.Tensor:
     if not data:
         return torch.empty(shape, dtype=_DTYPES[dtype])
-    return torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype]).view(shape)
+    flat = torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype])
+    return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
 def _array(block: Block, dtype: Any, shape: Sequence[int], order: Any) -> Any:
@@ -145,17 +148,18 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         size = tensor.numel() * tensor.itemsize
-        contiguous = tensor.is_contiguous()
+        contiguous, stride = tensor.is_contiguous(), None
+        if not contiguous:
+            # Its layout, if it fills its memory: channels last, say, or transposed.
+            stride = torch.empty_like(tensor, device="meta").stride()
         if size < SMALL:
-            # Of a slice or an expanded tensor, flattening alone makes a view with gaps.
-            flat = tensor.contiguous().reshape(-1).view(torch.uint8) if size else None
-            return _small_tensor, (b"" if flat is None else flat.numpy().tobytes(), dtype, shape)
+            if stride is not None:
+                tensor = torch.empty_strided(shape, stride, dtype=tensor.dtype).copy_(tensor)
+            flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) if size else None
+            data = b"" if flat is None else flat.numpy().tobytes()
+            return _small_tensor, (data, dtype, shape, stride)
         block = self._own.export(tensor) if contiguous else None
-        stride = None
         if block is None:
-            if not contiguous:
-                # Its layout, if it fills its memory: channels last, say, or transposed.
-                stride = torch.empty_like(tensor, device="meta").stride()
             block = self._own.allocate(size)
             if block is None:
                 return NotImplemented

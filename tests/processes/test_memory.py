@@ -161,6 +161,7 @@ class Mixed:
             "flags": torch.rand(5000) > 0.5,
             "complex": torch.rand(2000, dtype=torch.complex64),
             "conjugate": torch.rand(2000, dtype=torch.complex64).conj(),
+            "small channels last": torch.rand(1, 3, 4, 5).to(memory_format=torch.channels_last),
             "small slice": torch.arange(20)[::2],
             "small column": torch.rand(5, 4)[:, 0],
             "small expanded": torch.rand(1).expand(3, 4),
@@ -196,7 +197,7 @@ def test_everything_arrives_as_it_was() -> None:
                 assert found.layout == expected.layout, name
                 assert found.requires_grad == expected.requires_grad, name
                 assert torch.equal(found.to_dense(), expected.to_dense()), name
-                if name in ("channels last", "transposed"):
+                if name in ("channels last", "small channels last", "transposed"):
                     assert found.stride() == expected.stride(), name
             elif isinstance(expected, np.ndarray):
                 assert found.dtype == expected.dtype, name
