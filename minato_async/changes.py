@@ -59,7 +59,8 @@ def _attributes(dataset: Any) -> Iterator[tuple[Path, Any]]:
         attributes = getattr(owner, "__dict__", None)
         if type(attributes) is not dict:  # a class, say, or none at all
             continue
-        for name, value in attributes.items():
+        # A copy: threads of the dataset may set attributes meanwhile.
+        for name, value in list(attributes.items()):
             here = (*path, name)
             if not path or type(value) in _SCALARS:
                 yield here, value

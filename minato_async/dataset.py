@@ -63,7 +63,8 @@ class MapRecipe:
             self._transform_steps = [_each(transform) for transform in self._transforms]
         self.on_error = options.on_error
         self._collate = _only(collate_fn) if self.batch_is_ticket else collate_fn
-        writes_rows = collate_fn is default_collate and not self.batch_is_ticket
+        self.collates_by_default = collate_fn is default_collate
+        writes_rows = self.collates_by_default and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)
         self._setup = setup

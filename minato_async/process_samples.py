@@ -89,7 +89,7 @@ class SampleRunner:
         bound.streams.ticket = row
         bound.streams.attach(order.stream)
         self._status.begin_row(row)
-        value, step = order.value.peek(self._memory), order.step
+        value, step = order.value.copy(self._memory), order.step
         costs: list[float] = []
         try:
             while step < len(bound.steps):
@@ -124,11 +124,16 @@ class SampleRunner:
     def unpacked(self, bound: Bound, batch: CollateBatch) -> list[Any]:
         """The samples of `batch`. Raises what making one of them again raises."""
         samples = []
+        # A collate function of the user's may keep samples, for the next batch, say.
+        borrows = bound.recipe.collates_by_default
         for sample in batch.samples:
             if isinstance(sample, Rerun):
                 samples.append(self._rerun(bound, sample))
+            elif sample is None:
+                samples.append(None)
             else:
-                samples.append(None if sample is None else sample.peek(self._memory))
+                memory = self._memory
+                samples.append(sample.peek(memory) if borrows else sample.copy(memory))
         return samples
 
     def _rerun(self, bound: Bound, sample: Rerun) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import random
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -146,11 +148,19 @@ def _seed_generators(seed: int) -> None:
 
 
 def _collate_into(own: OwnBlocks) -> None:
-    """In this process, `default_collate` puts tensors where they need not be copied to travel."""
+    """In this thread, `default_collate` puts tensors where they need not be copied to travel."""
     plain: Any = torch_collate.collate_tensor_fn
+    collate_fn_map = torch_collate.default_collate_fn_map
+    thread = threading.get_ident()
 
     def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> Any:
-        stacked = stack_in(own, batch)
+        # The dataset may have threads, and the blocks have one user.
+        stacked = stack_in(own, batch) if threading.get_ident() == thread else None
         return plain(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked
 
-    torch_collate.default_collate_fn_map[torch.Tensor] = collate_tensor
+    def in_a_child() -> None:
+        # One that the user's code forks would take the same blocks as this process.
+        collate_fn_map[torch.Tensor] = plain
+
+    collate_fn_map[torch.Tensor] = collate_tensor
+    os.register_at_fork(after_in_child=in_a_child)

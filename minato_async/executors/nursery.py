@@ -117,12 +117,19 @@ def _own_signals() -> None:
     """Undo what the user's program has arranged for itself."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        # Handlers written in Python belong to the program that we are a copy of.
+        # Handlers written in Python belong to the program that we are a copy of. It lives through
+        # such a signal, which a batch system sends to all of its processes, and so do we. Not by
+        # ignoring it: that, programs started by the dataset would inherit.
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, _left_to_the_parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Ctrl-C reaches the whole group of processes; what it means is the parent's to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _left_to_the_parent(*_: object) -> None:
+    """Handles a signal that the user's program handles."""
 
 
 def _serve(end: socket.socket, worker_main: WorkerMain) -> None:

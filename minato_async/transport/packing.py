@@ -45,9 +45,13 @@ class Packed:
         blocks, self.blocks = self.blocks, ()
         return loads(self.data, self.memory, blocks)
 
-    def peek(self, memory: SharedMemory | None) -> Any:
+    def peek(self, memory: SharedMemory) -> Any:
         """The value for a process that is lent it: its views must not outlive the loan."""
         return loads(self.data, memory)
+
+    def copy(self, memory: SharedMemory) -> Any:
+        """The value for a process that is lent it, and passes it to who may keep it."""
+        return loads(self.data, memory, copied=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packed, (self.data, self.blocks)
@@ -64,14 +68,21 @@ class _Reading(threading.local):
     memory: SharedMemory | None = None
     #: Blocks of the value being read that nothing refers to yet; None: it is only lent.
     owned: set[Block] | None = None
+    copied = False
 
 
 _reading = _Reading()
 
 
-def loads(data: bytes, memory: SharedMemory | None, owned: Sequence[Block] | None = None) -> Any:
-    before = _reading.memory, _reading.owned
+def loads(
+    data: bytes,
+    memory: SharedMemory | None,
+    owned: Sequence[Block] | None = None,
+    copied: bool = False,
+) -> Any:
+    before = _reading.memory, _reading.owned, _reading.copied
     _reading.memory, _reading.owned = memory, None if owned is None else set(owned)
+    _reading.copied = copied
     try:
         return pickle.loads(data)
     finally:
@@ -80,12 +91,14 @@ def loads(data: bytes, memory: SharedMemory | None, owned: Sequence[Block] | Non
             assert memory is not None
             for block in _reading.owned:
                 memory.free(block)
-        _reading.memory, _reading.owned = before
+        _reading.memory, _reading.owned, _reading.copied = before
 
 
 def _bytes_of(block: Block) -> memoryview:
     memory, owned = _reading.memory, _reading.owned
     assert memory is not None
+    if _reading.copied:
+        return memoryview(bytearray(memory.view(block)))
     if owned is None or block not in owned:
         return memory.view(block)
     owned.discard(block)
@@ -97,10 +110,13 @@ def _tensor(block: Block, dtype: str, shape: Sequence[int], stride: Sequence[int
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
-def _small_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+def _small_tensor(
+    data: bytes, dtype: str, shape: Sequence[int], stride: Sequence[int] | None
+) -> torch.Tensor:
     if not data:
         return torch.empty(shape, dtype=_DTYPES[dtype])
-    return torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype]).view(shape)
+    flat = torch.frombuffer(bytearray(data), dtype=_DTYPES[dtype])
+    return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
 def _array(block: Block, dtype: Any, shape: Sequence[int], order: Any) -> Any:
@@ -132,16 +148,18 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         size = tensor.numel() * tensor.itemsize
-        contiguous = tensor.is_contiguous()
+        contiguous, stride = tensor.is_contiguous(), None
+        if not contiguous:
+            # Its layout, if it fills its memory: channels last, say, or transposed.
+            stride = torch.empty_like(tensor, device="meta").stride()
         if size < SMALL:
-            flat = tensor.reshape(-1).view(torch.uint8) if size else None
-            return _small_tensor, (b"" if flat is None else flat.numpy().tobytes(), dtype, shape)
+            if stride is not None:
+                tensor = torch.empty_strided(shape, stride, dtype=tensor.dtype).copy_(tensor)
+            flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) if size else None
+            data = b"" if flat is None else flat.numpy().tobytes()
+            return _small_tensor, (data, dtype, shape, stride)
         block = self._own.export(tensor) if contiguous else None
-        stride = None
         if block is None:
-            if not contiguous:
-                # Its layout, if it fills its memory: channels last, say, or transposed.
-                stride = torch.empty_like(tensor, device="meta").stride()
             block = self._own.allocate(size)
             if block is None:
                 return NotImplemented
@@ -152,11 +170,12 @@ class _Packer(pickle.Pickler):
         return _tensor, (block, dtype, shape, stride)
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
-        if array.nbytes < SMALL or array.dtype.hasobject:
-            return NotImplemented
-        block = self._own.allocate(array.nbytes)
+        large = array.nbytes >= SMALL and not array.dtype.hasobject
+        block = self._own.allocate(array.nbytes) if large else None
         if block is None:
-            return NotImplemented
+            # What arrives can be written to, however large, as with torch. Later protocols keep
+            # an array read-only, such as `np.frombuffer` makes.
+            return NotImplemented if array.flags.writeable else array.__reduce_ex__(4)
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         flat = np.frombuffer(self._own.memory.view(block), dtype=array.dtype)
         np.copyto(flat.reshape(array.shape, order=order), array)  # type: ignore[call-overload]

@@ -47,3 +47,18 @@ def test_gil_that_is_turned_on_between_epochs_ends_the_threads(
     with iterating(loader):
         assert flat(loader) == list(range(4))
         assert len(psutil.Process().children()) == 1
+
+
+def test_dataset_may_be_given_attributes_while_it_is_looked_at() -> None:
+    """By a thread of its own, say; here by an attribute that is a proxy and is looked at."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            dataset.__dict__.setdefault("seen", 1)
+            return Proxy
+
+    dataset: Any = Made(4)
+    dataset.proxy = Proxy()
+    dataset.more = 1
+    assert flat(processes(dataset, 2)) == list(range(4))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import psutil
@@ -228,6 +229,29 @@ def test_ctrl_c_in_the_terminal_is_the_parents_alone() -> None:
             process.send_signal(signal.SIGINT)
         door.let_go()
         assert flat(iterator) == list(range(4))
+
+
+def test_signals_that_the_program_handles_are_left_to_it() -> None:
+    """A batch system, say, sends a warning to every process of a job."""
+    door = Turnstile()
+
+    def sample(index: int) -> int:
+        door.hold()
+        return index
+
+    came = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.set())
+    try:
+        with iterating(processes(Made(4, sample), num_workers=2)) as iterator:
+            door.wait_for(2)
+            family = psutil.Process().children(recursive=True)
+            for process in (*family, psutil.Process()):
+                process.send_signal(signal.SIGUSR1)
+            door.let_go()
+            assert flat(iterator) == list(range(4))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came.is_set()
 
 
 PRINTS = """

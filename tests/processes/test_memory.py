@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from tests.cases.support import CHECKOUT
 from tests.lifetime.support import eventually
-from tests.processes.support import PATIENCE, Made, processes
+from tests.processes.support import PATIENCE, Made, pause, processes
 from tests.semantics.support import iterating
 
 
@@ -63,6 +64,85 @@ def test_what_a_worker_keeps_of_a_batch_is_its_own() -> None:
         assert old == batches
 
 
+def test_samples_from_other_workers_may_be_kept() -> None:
+    """A collate function may keep samples, for the next batch, say, whoever loaded them: memory
+    that they came in is used for others."""
+    kept: list[torch.Tensor] = []
+    expected: list[float] = []
+
+    def slow(index: int) -> torch.Tensor:
+        pause(0.02)  # so that batches are shared out among the workers
+        return filled(index)
+
+    def collate(samples: list[torch.Tensor]) -> Any:
+        kept.extend(samples)
+        expected.extend(sample[0, 0, 0].item() for sample in samples)
+        return [torch.unique(sample).tolist() for sample in kept], [[it] for it in expected]
+
+    for found, wanted in processes(Made(64, slow), 4, num_workers=3, collate_fn=collate):
+        assert found == wanted
+
+
+def test_a_step_may_keep_what_it_is_given() -> None:
+    kept: list[torch.Tensor] = []
+    expected: list[float] = []
+
+    def remember(sample: torch.Tensor) -> Any:
+        kept.append(sample)
+        expected.append(sample[0, 0, 0].item())
+        return [torch.unique(sample).tolist() for sample in kept], [[it] for it in expected]
+
+    loader = processes(
+        Made(64, filled),
+        None,
+        in_order=False,
+        transforms=[lambda sample: pause(0.01) or sample, remember],
+        timeout_threshold=1e-3,
+        collate_fn=as_it_is,
+    )
+    diverted = 0
+    for found, wanted in loader:
+        assert found == wanted
+        diverted = loader.stats.diverted
+    assert diverted
+
+
+def add_up(loader: Any) -> int:
+    return sum(int(batch.sum()) for batch in loader)
+
+
+def test_loaders_inside_of_a_dataset() -> None:
+    """Whatever is forked by a worker leaves that worker's memory alone."""
+
+    def outer(index: int) -> Any:
+        sums = {add_up(DataLoader(Made(8, filled), 2, num_workers=2)) for _ in range(4)}
+        return sums | {add_up(processes(Made(8, filled), 2, in_order=False))}
+
+    for sums in processes(Made(2, outer), None):
+        assert sums == {sum(range(8)) * 3 * 64 * 64}
+
+
+def test_threads_of_a_dataset_collate_in_memory_of_their_own() -> None:
+    """A worker's blocks are for its own thread, whatever else calls `default_collate`."""
+
+    def sample(index: int) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(default_collate, [filled(index)] * 2).result()
+        # One that lies in the worker's blocks lies in memory that is mapped by all.
+        return in_shared_memory(batch), in_shared_memory(default_collate([filled(index)] * 2))
+
+    assert list(processes(Made(1, sample), None)) == [[False, True]]
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(part, 16) for part in line.split(maxsplit=1)[0].split("-"))
+        if start <= address < stop:
+            return "minato-async" in line
+    return False
+
+
 def as_it_is(sample: Any) -> Any:
     return sample
 
@@ -81,11 +161,16 @@ class Mixed:
             "flags": torch.rand(5000) > 0.5,
             "complex": torch.rand(2000, dtype=torch.complex64),
             "conjugate": torch.rand(2000, dtype=torch.complex64).conj(),
+            "small channels last": torch.rand(1, 3, 4, 5).to(memory_format=torch.channels_last),
+            "small slice": torch.arange(20)[::2],
+            "small column": torch.rand(5, 4)[:, 0],
+            "small expanded": torch.rand(1).expand(3, 4),
             "empty": torch.empty(0, 7),
             "scalar": torch.tensor(index),
             "sparse": torch.eye(50).to_sparse(),
             "parameter": torch.nn.Parameter(torch.rand(3000)),
             "array": np.arange(3000) * index,
+            "read-only": np.frombuffer(bytes([index]) * 30, np.uint8),
             "columns": np.asfortranarray(np.random.rand(50, 60)),
             "strided": np.random.rand(100, 100)[::2, ::3],
             "records": np.zeros(500, dtype=[("a", "i4"), ("b", "f8")]),
@@ -112,7 +197,7 @@ def test_everything_arrives_as_it_was() -> None:
                 assert found.layout == expected.layout, name
                 assert found.requires_grad == expected.requires_grad, name
                 assert torch.equal(found.to_dense(), expected.to_dense()), name
-                if name in ("channels last", "transposed"):
+                if name in ("channels last", "small channels last", "transposed"):
                     assert found.stride() == expected.stride(), name
             elif isinstance(expected, np.ndarray):
                 assert found.dtype == expected.dtype, name
