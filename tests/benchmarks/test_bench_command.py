@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,8 +110,15 @@ def test_a_child_runs_in_a_fresh_interpreter_with_the_same_options() -> None:
         call_in_child("benchmarks.limits:sleeping_limit", costs=[1.0], workers=0)
 
 
+#: What is measured on an ordinary Python; all else is measured without the GIL.
+WITH_GIL = ("P7",)
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(find_targets()))
+@pytest.mark.parametrize(
+    "name", [name for name in find_targets() if (name in WITH_GIL) != FREE_THREADED]
+)
 def test_a_quick_run_of(name: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = subprocess.run(
