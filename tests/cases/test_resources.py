@@ -123,7 +123,8 @@ def test_case_31_handles_last_as_long_as_their_workers(
         for _ in range(3):
             assert corrupt(loader) == []
         if not workers.elsewhere:
-            assert len(set(opened)) == len(opened) == 2
+            # One worker may have been fast enough to leave nothing to the other.
+            assert 1 <= len(set(opened)) == len(opened) <= 2
     all_ours_end()
     assert not [fd for fd in descriptors() if fd == str(plain_file)]
 
@@ -377,17 +378,17 @@ STRESS = """
 
     def consume(kind):
         loader = kind(
-            Made(800, sample), 16, num_workers=8, shuffle=True, collate_fn=collate,
+            Made(400, sample), 16, num_workers=8, shuffle=True, collate_fn=collate,
             persistent_workers=True,
         )
-        for epoch in range(3):
+        for epoch in range(2):
             seen = []
             for number, (indices, means, rings) in enumerate(loader):
                 assert torch.equal(indices.float(), means)
                 seen += indices.tolist()
                 if number % 20 == 0:
                     gc.collect()
-            assert sorted(seen) == list(range(800))
+            assert sorted(seen) == list(range(400))
 
     torch.set_num_threads(1)
     gc.set_threshold(50, 2, 2)
@@ -403,4 +404,4 @@ STRESS = """
 
 def test_case_36_allocation_and_collection_at_once() -> None:
     """In a process of its own, for what goes wrong here crashes it."""
-    assert run(STRESS) == "survived\n"
+    assert run(STRESS, timeout=300) == "survived\n"
