@@ -233,6 +233,9 @@ def main() -> None:
             }
             torch.save(state, args.checkpoint)
     if world_size > 1:
+        # Not at once after the last reduction: gloo may still be freeing its tensors, and torch's
+        # group cannot be ended while it waits for the GIL to do so.
+        dist.barrier()
         dist.destroy_process_group()
 
 
