@@ -24,8 +24,7 @@ def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
         shuffle=plan.shuffle,
         num_workers=plan.workers,
         collate_fn=plan.collate,
-        scheduler="fixed",
-        **({"executor": "thread"} | options),
+        **({"scheduler": "fixed", "executor": "thread"} | options),
     )
 
 
@@ -39,19 +38,7 @@ def _diverts(plan: Plan) -> Iterable[Any]:
 
 
 def _adapts(plan: Plan) -> Iterable[Any]:
-    from minato_async import MinatoLoader
-
-    return MinatoLoader(
-        plan.dataset,
-        batch_size=plan.batch_size,
-        shuffle=plan.shuffle,
-        num_workers=plan.workers,
-        collate_fn=plan.collate,
-        in_order=False,
-        scheduler="throughput",
-        executor="thread",
-        max_workers=MAX_WORKERS,
-    )
+    return _loader(plan, in_order=False, scheduler="throughput", max_workers=MAX_WORKERS)
 
 
 def _strict(plan: Plan) -> Iterable[Any]:

@@ -235,8 +235,7 @@ class Engine:
         with self._lock:
             try:
                 epoch.draw(indices, unit, repeats)
-                if self._idle:
-                    self._wake_for(epoch)
+                self._wake_for(epoch)
             except BaseException as error:
                 self._torn(error)
                 raise
@@ -311,8 +310,7 @@ class Engine:
                 if batch is not None:
                     self._delivered += not batch.void
                     self._data_wait += time.monotonic() - began
-                    if self._idle:
-                        self._wake_for(epoch)
+                    self._wake_for(epoch)
                     if ended:
                         epoch.delivery.wake()  # other consumers wait for what will not come
                 elif not ended:
@@ -388,7 +386,7 @@ class Engine:
             elif not ending:
                 bell = new_bell()
                 self._idle.append(bell)
-            if bell is None and self._idle and loading is not None:
+            if bell is None and loading is not None:
                 self._wake_for(loading)
         self._due.ring()
         return job, bell
@@ -401,6 +399,8 @@ class Engine:
     def _wake_for(self, loading: Loading) -> None:
         """Have idle workers look for the jobs of `loading`. One wakes the next: to wake several
         would take the consumer longer than a trivial batch does."""
+        if not self._idle:
+            return
         waiting = loading.jobs_waiting
         self._wake_workers(min(waiting, 1) if loading.any_worker_will_do else waiting)
 
