@@ -14,7 +14,8 @@ MAX_WORKERS = 32
 """Threads that the loader may choose to have, where a row does not compare equal workers."""
 
 
-def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
+def load(plan: Plan, **options: Any) -> Iterable[Any]:
+    """The loader for `plan`, on a fixed number of threads unless `options` say otherwise."""
     # Imported here: a target that cannot import the loader still lists and explains itself.
     from minato_async import MinatoLoader
 
@@ -29,24 +30,24 @@ def _loader(plan: Plan, **options: Any) -> Iterable[Any]:
 
 
 def _default(plan: Plan) -> Iterable[Any]:
-    return _loader(plan)
+    return load(plan)
 
 
 def _diverts(plan: Plan) -> Iterable[Any]:
     dataset: Any = plan.dataset
-    return _loader(plan, in_order=False, transforms=[dataset.rest])
+    return load(plan, in_order=False, transforms=[dataset.rest])
 
 
 def _adapts(plan: Plan) -> Iterable[Any]:
-    return _loader(plan, in_order=False, scheduler="throughput", max_workers=MAX_WORKERS)
+    return load(plan, in_order=False, scheduler="throughput", max_workers=MAX_WORKERS)
 
 
 def _strict(plan: Plan) -> Iterable[Any]:
-    return _loader(plan, in_order=True)
+    return load(plan, in_order=True)
 
 
 def _ready_first(plan: Plan) -> Iterable[Any]:
-    return _loader(plan, in_order=False)
+    return load(plan, in_order=False)
 
 
 MINATO = Peer("MinatoLoader", "threads", False, _default, (_MODULE,))
@@ -67,11 +68,11 @@ step is a transform: slow samples are diverted between the two."""
 
 
 def _processes(plan: Plan) -> Iterable[Any]:
-    return _loader(plan, executor="process", in_order=True)
+    return load(plan, executor="process", in_order=True)
 
 
 def _processes_ready(plan: Plan) -> Iterable[Any]:
-    return _loader(plan, executor="process", in_order=False)
+    return load(plan, executor="process", in_order=False)
 
 
 MINATO_PROCESSES = Peer(

@@ -25,6 +25,7 @@ from benchmarks.measure.pauses import PauseWatch
 from benchmarks.measure.rounds import Contender, Row, interleave
 from benchmarks.measure.statistics import paired
 from benchmarks.peers.base import Peer, Plan
+from benchmarks.peers.minato import load
 from benchmarks.peers.nodes import NODES
 from benchmarks.peers.spdl_pipeline import SPDL
 from benchmarks.peers.torch_loader import TORCH_READY
@@ -58,16 +59,7 @@ class _Hold:
 
 
 def _load(plan: Plan, **options: Any) -> Iterable[Any]:
-    from minato_async import MinatoLoader
-
-    return MinatoLoader(
-        plan.dataset,
-        batch_size=plan.batch_size,
-        num_workers=plan.workers,
-        collate_fn=plan.collate,
-        in_order=False,
-        **options,
-    )
+    return load(plan, in_order=False, **options)
 
 
 HANDS_OFF = Peer(
