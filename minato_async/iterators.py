@@ -24,6 +24,7 @@ from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
+from minato_async.openmp import find_libraries
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.process_samples import SampleRunner
@@ -222,6 +223,7 @@ class EngineIterator(LoaderIterator):
     def _new_engine(self, executor: ExecutorFactory | None = None) -> Engine:
         """With threads, if no `executor` is given."""
         options = self._options
+        find_libraries()
         if executor is None:
             setup = partial(worker_thread, isolated=options.isolated)
             executor = partial(ThreadExecutor, setup=setup)
@@ -230,6 +232,7 @@ class EngineIterator(LoaderIterator):
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""
+        self._engine.proceed(self._epoch)
 
     def _make_up(self) -> None:
         """Called before a batch is taken: draw what Ctrl-C after the last one may have prevented,
@@ -372,10 +375,11 @@ class MapIterator(EngineIterator):
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""
-        epoch = self._epoch
+        epoch, draws = self._epoch, False
         with self._drawing:
             self._drawn = False
             while not self._drawn_all and self._wants_more(epoch):
+                draws = True
                 try:
                     indices, unit = self._tickets(next(self._sampler))
                 except StopIteration:
@@ -399,6 +403,8 @@ class MapIterator(EngineIterator):
                 else:
                     repeats = () if self._repeats is None else self._repeats.count(indices)
                     self._engine.draw(epoch, indices, unit, repeats)
+            if not draws:
+                self._engine.proceed(epoch)
             self._drawn = True
 
     def _make_up(self) -> None:

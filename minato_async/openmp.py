@@ -33,15 +33,31 @@ def use_one_thread_here() -> None:
     _set_here(1)
 
 
+def find_libraries() -> None:
+    """Look for what sets the number of threads: it takes milliseconds, and workers that start
+    together, or are forked, would each look for themselves."""
+    _openmp()
+    _mkl()
+
+
 def _set_here(number: int) -> None:
-    for library in _libraries(_OPENMP_NAMES, "omp_set_num_threads"):
+    for library in _openmp():
         library.omp_set_num_threads(number)
     # Once `torch.set_num_threads` has been called, MKL looks at OpenMP's setting no more.
-    for library in _libraries(_MKL_NAMES, "MKL_Set_Num_Threads_Local"):
+    for library in _mkl():
         library.MKL_Set_Num_Threads_Local(number)
 
 
 @cache
+def _openmp() -> list[ctypes.CDLL]:
+    return _libraries(_OPENMP_NAMES, "omp_set_num_threads")
+
+
+@cache
+def _mkl() -> list[ctypes.CDLL]:
+    return _libraries(_MKL_NAMES, "MKL_Set_Num_Threads_Local")
+
+
 def _libraries(names: tuple[str, ...], function: str) -> list[ctypes.CDLL]:
     """The libraries of these names that are loaded into this process, if they have `function`.
     There may be several: more than one package brings an OpenMP runtime."""

@@ -252,8 +252,17 @@ class Engine:
                 raise
         self._due.ring()
 
+    def proceed(self, epoch: Loading) -> None:
+        """Have idle workers use the place of a batch that was taken."""
+        with self._lock:
+            self._wake_for(epoch)
+        self._due.ring()
+
     def next_batch(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
         """Wait for the next batch; None at the end of the epoch.
+
+        It wakes nobody to load others: `draw` or `proceed` is to follow. A worker that was woken
+        here would be after the lock when the consumer needs it again to draw.
 
         Raises RuntimeError after `timeout` seconds without one.
         """
@@ -310,7 +319,6 @@ class Engine:
                 if batch is not None:
                     self._delivered += not batch.void
                     self._data_wait += time.monotonic() - began
-                    self._wake_for(epoch)
                     if ended:
                         epoch.delivery.wake()  # other consumers wait for what will not come
                 elif not ended:
