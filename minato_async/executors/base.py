@@ -142,6 +142,9 @@ class Executor(Protocol):
     def resize(self, size: int) -> None:
         """Start workers, or let surplus ones end after their current job. Any thread."""
 
+    def tidy(self) -> None:
+        """Called now and then, on the event loop: give back memory that nobody uses."""
+
     def give_up(self, worker: Worker) -> None:
         """Do not count on `worker` any more: it ends after its current job, whenever that is."""
 
@@ -162,6 +165,9 @@ class NoWorkers:
 
     def resize(self, size: int) -> None:
         """No worker starts any more."""
+
+    def tidy(self) -> None:
+        """It uses none."""
 
     def give_up(self, worker: Worker) -> None:
         """There is none."""

@@ -34,6 +34,8 @@ _STILLBORN = 3
 #: In a reply: there is more to come; the order is carried out; the worker could not be set up; it
 #: has a bug.
 MORE, DONE, SETUP_FAILED, BROKEN = "more", "done", "setup failed", "broken"
+#: The number of what is no order, and only tells a worker what it may have back.
+_NO_ORDER = 0
 #: The first message of a worker: it is there.
 READY = b"ready"
 
@@ -176,6 +178,16 @@ class ProcessExecutor:
         # It gets its first order when it is there. What is given to one that is still on its way,
         # another could have done already.
 
+    def tidy(self) -> None:
+        # Those at work are told with their next order.
+        for worker in self._workers.values():
+            if worker.job is None and not worker.dismissed:
+                freed = self._regions.take_freed(worker.region)
+                if freed:
+                    assert worker.channel is not None
+                    message = (_NO_ORDER, worker.context, b"", freed, None)
+                    worker.channel.send(pickle.dumps(message, protocol=5))
+
     def give_up(self, worker: Worker) -> None:
         for mine in self._workers.values():
             if mine is worker:
@@ -272,6 +284,8 @@ class ProcessExecutor:
             return
         order, kind, content = pickle.loads(data)
         self._stillborn = 0
+        if order == _NO_ORDER:
+            return
         job = worker.job
         if job is None or order != worker.order:
             # It was given up, or its order could not be sent.

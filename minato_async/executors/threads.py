@@ -94,6 +94,9 @@ class ThreadExecutor:
                 self._end(worker)
                 self._source.worker_failed(worker, error)
 
+    def tidy(self) -> None:
+        """Nothing to do: threads have no memory of their own."""
+
     def give_up(self, worker: Worker) -> None:
         with self._lock:
             for mine in self._workers:

@@ -107,6 +107,26 @@ def test_a_step_may_keep_what_it_is_given() -> None:
     assert diverted
 
 
+def test_memory_of_a_batch_is_given_back_while_the_workers_idle() -> None:
+    """The window is full, so no order will come with the news that the last batch was dropped."""
+    size = 1 << 20
+    loader = processes(Made(16, lambda _: torch.ones(size, dtype=torch.uint8)), 1, num_workers=1)
+    with iterating(loader) as iterator:
+        batch = next(iterator)
+        assert eventually(lambda: iterator.stats.ready_batches == loader.prefetch_factor)
+        del batch
+        (nursery,) = psutil.Process().children()
+        (worker,) = nursery.children()
+        window = loader.prefetch_factor * size
+        assert eventually(lambda: window <= _written(worker) < window + size // 2)
+
+
+def _written(worker: psutil.Process) -> int:
+    """Bytes of shared memory that `worker` has written to and not given back."""
+    maps = worker.memory_maps(grouped=False)
+    return sum(part.rss for part in maps if "minato-async" in part.path)
+
+
 def add_up(loader: Any) -> int:
     return sum(int(batch.sum()) for batch in loader)
 
