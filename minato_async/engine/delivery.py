@@ -56,17 +56,25 @@ class Delivery:
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
         batch = self._next()
-        if batch is not None:
+        if batch is None:
+            return None
+        if batch is self._queue[0]:
+            self._queue.popleft()
+        else:
             self._queue.remove(batch)
-            self.displacement.went(batch.number)
+        self.displacement.went(batch.number)
         return batch
 
     def _next(self) -> Batch | None:
+        if not self._queue:
+            return None
+        first = self._queue[0]
         if self._by_position:
-            return self._queue[0] if self._queue and self._queue[0].ready else None
-        # The first, nearly always. Whatever is held back waits for a batch that has its samples
-        # and is about to come.
+            return first if first.ready else None
         may_go = self.displacement.may_go
+        if may_go(first.number):
+            return first
+        # Whatever is held back waits for a batch that has its samples and is about to come.
         return next((batch for batch in self._queue if may_go(batch.number)), None)
 
     def add_waiter(self, bell: Ringable) -> None:
