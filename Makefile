@@ -2,6 +2,7 @@
 #   PYTHON=python3.12 make env    the machine's own Python, if it is not python3
 #   MINATO_CACHE=DIR make env     where both environments lie (default: the user's cache folder)
 #   PYTEST_ARGS='-k order -x' make test
+#   PYTEST_ARGS='-n 0 --pdb' make test    all in one process
 #   BENCH_ARGS='P1 P4' make bench
 
 PYTHON ?= python3
@@ -10,6 +11,9 @@ BENCH_ARGS ?=
 
 FREE := .venv/bin/python
 GIL := .venv-gil/bin/python
+# Tests wait more than they compute, so one more process than there are cores. The tests of a file
+# share what is costly and stay together; the files that take longest come first.
+AT_ONCE = -n $$(( $$(nproc) + 1 )) --dist loadfile --no-loadscope-reorder
 # Chosen by the shell when a recipe runs, for `env` may only just have made the links.
 BEST = $$(if [ -x $(FREE) ]; then echo $(FREE); else echo $(GIL); fi)
 TOOLS = $$(if [ -x $(GIL) ]; then echo $(GIL); else echo $(FREE); fi)
@@ -35,7 +39,7 @@ test: env
 	@for python in $(FREE) $(GIL); do \
 		if [ -x $$python ]; then \
 			echo "test: $$($$python -VV) ($$python)"; \
-			$$python -m pytest tests $(PYTEST_ARGS) || exit; \
+			$$python -m pytest tests $(AT_ONCE) $(PYTEST_ARGS) || exit; \
 		fi; \
 	done
 

@@ -28,7 +28,7 @@ WORKERS = 8
 BATCH_SIZE = 8
 STEP = 0.010
 FASTER = 1.2
-BATCHES, QUICK_BATCHES = 220, 40
+BATCHES, QUICK_BATCHES = 220, 24
 END = PREFETCH_FACTOR * WORKERS
 """Batches in the window: what is in it when nothing is left to draw."""
 ROUNDS = 2

@@ -41,7 +41,7 @@ FAST, STUCK, EVERY = 0.005, 2.0, 100
 COUNTED = 0.95
 LENGTH, PEER_LENGTH = 4000, 1000
 """The peers are as many times slower: they get fewer samples of the same mix."""
-QUICK_LENGTH = 400
+QUICK_LENGTH = 200
 ROUNDS = 3
 TRIES = 4
 

@@ -42,7 +42,7 @@ SLEEP_ROUNDS = 3
 CPU_ROUNDS = 5
 GOAL = 0.97
 PEERS = (MINATO_READY, TORCH, TORCH_READY, SPDL, NODES)
-QUICK_PEERS = (MINATO_READY, SPDL, NODES)
+QUICK_PEERS = (MINATO_READY, NODES)
 """No processes: sixteen take seconds to start."""
 
 Share = Callable[[Epoch], float]

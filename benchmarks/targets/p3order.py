@@ -27,6 +27,7 @@ LENGTH = 3000
 QUICK_LENGTH = 130
 ROUNDS = 3
 PEERS = (MINATO_STRICT, TORCH, TORCH_READY, SPDL_INPUT, SPDL, NODES_IN_ORDER, NODES)
+QUICK_PEERS = (MINATO_STRICT, TORCH)
 
 
 def _rate(epoch: Epoch) -> float:
@@ -56,7 +57,7 @@ def run(options: Options, report: Report) -> None:
                 batch_size=BATCH_SIZE,
                 workers=WORKERS,
             )
-            for peer in present(PEERS, report)
+            for peer in present(QUICK_PEERS if options.quick else PEERS, report)
         ],
         options.rounds_or(ROUNDS),
         report,

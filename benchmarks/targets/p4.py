@@ -29,6 +29,8 @@ ROUNDS = 11
 GOAL_MS = 20.0
 OWN = (MINATO_STRICT, MINATO_READY)
 PEERS = (*OWN, TORCH, TORCH_READY, SPDL_INPUT, SPDL, NODES_IN_ORDER, NODES)
+QUICK_PEERS = (*OWN, NODES)
+"""No processes: twelve take seconds to start."""
 WORKLOADS = {"trivial": 0.0, "50ms": 0.050}
 """Seconds a sample sleeps (a sleep of zero only yields)."""
 
@@ -40,8 +42,6 @@ def _beyond(epoch: Epoch) -> float:
 
 def _measure(name: str, cost: float, options: Options, report: Report) -> Rows:
     costs = uniform(LENGTH, cost)
-    # torch's twelve processes take longest to start; once is enough to try the code.
-    peers = [peer for peer in PEERS if not options.quick or peer is not TORCH_READY]
     rows = interleave(
         [
             costed(
@@ -52,7 +52,7 @@ def _measure(name: str, cost: float, options: Options, report: Report) -> Rows:
                 workers=WORKERS,
                 batches=1,
             )
-            for peer in present(peers, report)
+            for peer in present(QUICK_PEERS if options.quick else PEERS, report)
         ],
         options.rounds_or(ROUNDS),
         report,

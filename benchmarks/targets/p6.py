@@ -100,7 +100,7 @@ def run(options: Options, report: Report) -> None:
         ("loader", "samples return", "MB", "measured as"),
     )
     figure = float("nan")
-    for peer in present((MINATO, TORCH) if options.quick else PEERS.values(), report):
+    for peer in present((MINATO,) if options.quick else PEERS.values(), report):
         forks = peer.home == "processes"
         many = processes if forks else threads
         for tensors in (False,) if forks or options.quick else (False, True):

@@ -188,9 +188,10 @@ def _shared_memory() -> int:
 
 def _fresh(options: Options, report: Report) -> list[Figure]:
     workers = WORKERS if options.quick else 4
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS}
+    peers = (MINATO_PROCESSES, TORCH) if options.quick else tuple(PEERS.values())
+    found: dict[str, list[dict[str, float]]] = {peer.name: [] for peer in peers}
     for number in range(options.rounds_or(FRESH_ROUNDS)):
-        for name in PEERS:
+        for name in found:
             found[name].append(call_in_child(f"{__name__}:measure", peer=name, workers=workers))
             report.progress(f"fresh, round {number + 1}: {name} {found[name][-1]}")
     report.raw["fresh"] = found
@@ -207,7 +208,9 @@ def _fresh(options: Options, report: Report) -> list[Figure]:
     def of_torch(key: str) -> float:
         """How many times as much torch takes, the better of its orders."""
         torch = min(
-            spread([run[key] for run in found[p.name]]).median for p in (TORCH, TORCH_READY)
+            spread([run[key] for run in found[peer.name]]).median
+            for peer in peers
+            if peer not in OWN
         )
         return torch / spread([run[key] for run in found[MINATO_PROCESSES.name]]).median
 

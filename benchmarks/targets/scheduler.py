@@ -33,7 +33,7 @@ SETTLES = 0.5
 """Seconds after which a fixed number has reached its rate."""
 MEASURED = 1.5
 """Seconds over which a rate is measured, in each phase."""
-SWEEP = (2, 4, 8, 16, 32)
+SWEEP, QUICK_SWEEP = (2, 4, 8, 16, 32), (2, 8)
 ROUNDS = 3
 TRIES = 4
 GOAL = 0.95
@@ -94,7 +94,7 @@ def _run(workload: Workload, scheduler: str, workers: int, speed: float, quick: 
 
     settles, measured = (SETTLES, MEASURED) if scheduler == "fixed" else (ADAPTS, MEASURED)
     if quick:
-        settles, measured = 0.05, 0.3
+        settles, measured = 0.05, 0.1
     length = settles + measured
     phases = [Phase(length, phase.computes, phase.waits) for phase in workload.phases]
     dataset = Changing(phases, speed)
@@ -146,7 +146,8 @@ def _measure(name: str, options: Options, speed: float, report: Report) -> Figur
             report.note(f"{name}: the process stood still for {watch.longest:.1f} s, run repeated")
         return found
 
-    swept = {workers: run("fixed", workers) for workers in SWEEP}
+    sweep = QUICK_SWEEP if options.quick else SWEEP
+    swept = {workers: run("fixed", workers) for workers in sweep}
     best = _best(swept)
     fixed, ours = [run("fixed", best)], []
     for _ in range(options.rounds_or(ROUNDS if len(workload.phases) == 1 else 2)):

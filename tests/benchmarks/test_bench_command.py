@@ -17,6 +17,7 @@ from benchmarks.measure.child import call_in_child, interpreter
 from benchmarks.registry import find_targets
 from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from tests.forked import Ended, run_cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,9 +99,10 @@ def test_an_unknown_name_nonsense_rounds_and_parts_that_are_none_are_wrong_use()
         assert caught.value.code == 2
 
 
-def test_list_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+def test_list_names_every_target() -> None:
+    command = [*interpreter(), "-m", "benchmarks", "list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == list(find_targets())
     assert {"P1", "P2", "P3order", "P4", "P6"} <= set(names)
 
@@ -153,29 +155,37 @@ def test_what_is_measured_is_loaded_from_bytecode(tmp_path: Path) -> None:
 #: What is measured on an ordinary Python; all else is measured without the GIL.
 WITH_GIL = ("P7",)
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+#: Seconds for all quick runs together, on a machine that may be busy.
+TIMEOUT = 600.0
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [name for name in find_targets() if (name in WITH_GIL) != FREE_THREADED]
-)
-def test_a_quick_run_of(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    done = subprocess.run(
-        [*interpreter(), "-m", "benchmarks", name, "--quick", "--json", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=540,
-    )
-    assert done.returncode in (0, 1), done.stderr[-4000:]
-    line = parse_line(done.stdout.splitlines()[-1])
+TARGETS = [name for name in find_targets() if (name in WITH_GIL) != FREE_THREADED]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where quick runs leave what they have measured."""
+    return tmp_path_factory.mktemp("quick")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, Ended]:
+    """How quick runs of all targets have ended."""
+    return run_cases("tests.benchmarks.quick_runs", folder, TARGETS, TIMEOUT)
+
+
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_quick_run_of(name: str, folder: Path, ended: dict[str, Ended]) -> None:
+    done = ended[name]
+    assert done.status in (0, 1), done.err[-4000:]
+    line = parse_line(done.out.splitlines()[-1])
     assert line.name == name
-    assert line.reached == (done.returncode == 0)
-    assert json.loads(file.read_text())["raw"]
+    assert line.reached == (done.status == 0)
+    assert json.loads((folder / f"{name}.json").read_text())["raw"]
     # Small sizes may miss a goal; a loader that fails is another matter.
-    assert not re.search(r"^note: MinatoLoader.* (failed|left out)", done.stdout, re.M), done.stdout
-    assert all(figure.value == figure.value for figure in line.figures), done.stdout
+    assert not re.search(r"^note: MinatoLoader.* (failed|left out)", done.out, re.M), done.out
+    assert all(figure.value == figure.value for figure in line.figures), done.out
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tests.cases.support import CHECKOUT, PATIENCE, Made, Turnstile
-from tests.lifetime.support import all_ours_end, no_collector, our_threads
+from tests.lifetime.support import (
+    all_ours_end,
+    no_collector,
+    our_threads,
+    shared_memory,
+    stays_in_shared_memory,
+)
 from tests.loaders import LoaderKind
 from tests.semantics.support import iterating, lists
 
@@ -342,31 +348,31 @@ def things_in_use() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
         "processes": len(psutil.Process().children(recursive=True)),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "shared memory": len(os.listdir("/dev/shm")),
     }
 
 
-@pytest.mark.parametrize("dataset", [list(range(20)), Stream()], ids=["map", "iterable"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_case_12_a_hundred_loaders_made_and_dropped(
-    workers: LoaderKind, dataset: Any, persistent: bool
-) -> None:
-    def make_and_drop(taken: int) -> None:
-        loader = workers(dataset, 2, num_workers=2, persistent_workers=persistent)
-        iterator = iter(loader)
-        for _ in range(taken):
+def test_case_12_a_hundred_loaders_made_and_dropped(workers: LoaderKind) -> None:
+    """Of each kind of dataset, with persistent workers and without."""
+    datasets: list[Any] = [list(range(20)), Stream()]
+
+    def make_and_drop(number: int) -> None:
+        dataset, persistent = datasets[number % 2], number // 2 % 2 == 1
+        iterator = iter(workers(dataset, 2, num_workers=2, persistent_workers=persistent))
+        for _ in range(number % 5):
             next(iterator)
 
     with no_collector():
-        make_and_drop(3)
+        for number in range(4):
+            make_and_drop(number)
         all_ours_end()
-        before = things_in_use()
-        for made in range(100):
-            make_and_drop(taken=made % 5)
+        before, shared = things_in_use(), shared_memory()
+        for number in range(100):
+            make_and_drop(number)
         all_ours_end()
         assert wait_for(lambda: things_in_use()["threads"] <= before["threads"])
         after = things_in_use()
     assert all(after[thing] <= before[thing] for thing in before), (before, after)
+    assert not stays_in_shared_memory(shared)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -1,5 +1,6 @@
 """The command as a user runs it: real processes, tiny sizes."""
 
+import functools
 import os
 import re
 import signal
@@ -20,9 +21,9 @@ TINY = ("--samples", "12", "--batch-size", "4", "--epochs", "1", "--workers", "2
 COMMAND = (sys.executable, "-m", "minato_async.cli", "demo")
 
 
-@pytest.mark.timeout(300)  # Five processes that import torch, on a machine that may be busy.
+@pytest.mark.timeout(300)  # Three processes that import torch, on a machine that may be busy.
 def test_the_table(pictures: Path) -> None:
-    arguments = [*TINY, "--rounds", "2", "--loaders", "torch,minato", "--photos", str(pictures)]
+    arguments = [*TINY, "--rounds", "1", "--loaders", "torch,minato", "--photos", str(pictures)]
     done = subprocess.run(
         [*COMMAND, *arguments], capture_output=True, text=True, encoding="utf-8", check=False
     )
@@ -36,7 +37,7 @@ def test_the_table(pictures: Path) -> None:
     assert names[-2:] == ["torch in order", "MinatoLoader"]
     for row in cells[-2:]:
         speed, first, wait, gap, memory, loss, right = (cell.strip() for cell in row[2:-1])
-        assert re.fullmatch(r"[\d.,]+ ±[\d.,]+", speed)
+        assert float(speed.replace(",", "")) > 0
         assert float(first) > 0
         assert 0 < float(wait) < 100
         assert float(gap.replace(",", "")) >= 0
@@ -54,7 +55,8 @@ def test_the_table(pictures: Path) -> None:
         assert "every loader with -X gil=0" in first
         assert "free-threaded, GIL off" in done.stdout
     assert "Equal work: every training saw the same 12 samples in 3 batches" in done.stdout
-    assert re.search(r"MinatoLoader .*torch in order", done.stdout.split("Equal work")[1])
+    verdict = " ".join(done.stdout.split("Equal work")[1].split())
+    assert re.search(r"MinatoLoader fed the training .* torch in order", verdict)
 
 
 def test_no_photos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,10 +97,14 @@ def test_a_child_that_fails_says_why(pictures: Path) -> None:
 def test_a_loader_that_fails_is_named_and_the_others_are_reported(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    @functools.cache  # once for both rounds: a child takes seconds to import torch
+    def run_torch(task: Task) -> Measurement:
+        return run_child(task, on_batch=lambda batches: None)
+
     def fail_minato(task: Task, on_batch: Callable[[int], None]) -> Measurement:
         if task.loader == "minato":
             raise MeasurementError("[red] is out of order")
-        return run_child(task, on_batch)
+        return run_torch(task)
 
     monkeypatch.setattr("minato_async.cli.demo.command.run_child", fail_minato)
     arguments = [*TINY, "--rounds", "2", "--loaders", "minato,torch", "--photos", str(pictures)]
@@ -109,6 +115,7 @@ def test_a_loader_that_fails_is_named_and_the_others_are_reported(
     assert "4/4 MinatoLoader: left out, it failed before\n" in output
     assert "MinatoLoader failed: [red] is out of order\n" in output
     assert re.search(r"│ MinatoLoader +│ +– │", output)
+    assert re.search(r"│ torch in order +│ [\d.,]+ ±[\d.,]+ │", output)
     assert "torch in order fed the training" in output
 
 

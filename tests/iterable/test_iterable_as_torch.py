@@ -316,7 +316,7 @@ class TestArguments:
             {"batch_sampler": [[0, 1]]},
             {"batch_size": None, "drop_last": True},
         ],
-        ids=str,
+        ids=" ".join,
     )
     def test_what_torch_refuses(self, kind: LoaderKind, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"IterableDataset|mutually exclusive"):

@@ -370,7 +370,6 @@ class TestComposed:
     @pytest.mark.parametrize(
         "transform",
         [Compose([Plus(1)]), [Plus(1)], Plus(1), abs, None, [1, 2], "ab", (abs, abs)],
-        ids=repr,
     )
     def test_anything_else_stays_what_it_is(self, transform: Any) -> None:
         assert with_checkpoints(transform) is transform

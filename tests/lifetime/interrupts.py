@@ -1,6 +1,8 @@
 """A program for `test_interrupt`: Ctrl-C reaches it at a moment of its own choice.
 
-python interrupts.py CASE [--no-uvloop]
+python -m tests.lifetime.interrupts FOLDER CASE...
+
+With "-no-uvloop" after its name, a case does without uvloop.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-if "--no-uvloop" in sys.argv:
-    sys.modules["uvloop"] = None  # type: ignore[assignment]
+import torch  # noqa: F401 - for all children alike
 
-from minato_async import MinatoLoader
+from tests.forked import fork_each
 
+NO_UVLOOP = "-no-uvloop"
 _PATIENCE = 60.0
+#: Seconds that a case may take, on a machine that may be busy.
+_LIFETIME = 100.0
 
 
 class Held:
@@ -62,7 +67,9 @@ def waits_for_batch(function: str) -> bool:
     return function == "minato_async.engine.bell.wait"
 
 
-def loader(dataset: Any, **options: Any) -> MinatoLoader[Any]:
+def loader(dataset: Any, **options: Any) -> Any:
+    from minato_async import MinatoLoader  # not before it is known whether there is uvloop
+
     return MinatoLoader(
         dataset, **({"num_workers": 2, "batch_size": 2, "executor": "thread"} | options)
     )
@@ -223,4 +230,7 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    CASES[sys.argv[1]]()
+    if case := fork_each(Path(sys.argv[1]), sys.argv[2:], at_once=8, lifetime=_LIFETIME):
+        if case.endswith(NO_UVLOOP):
+            sys.modules["uvloop"] = None  # type: ignore[assignment]
+        CASES[case.removesuffix(NO_UVLOOP)]()

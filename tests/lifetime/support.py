@@ -123,6 +123,18 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def shared_memory() -> set[str]:
+    """What lies in shared memory, put there by any process of the machine."""
+    return set(os.listdir("/dev/shm"))
+
+
+def stays_in_shared_memory(before: set[str]) -> set[str]:
+    """What was not there `before` and does not go by itself, as what others put there does."""
+    new = shared_memory() - before
+    eventually(lambda: not new & shared_memory())
+    return new & shared_memory()
+
+
 def child_processes() -> int:
     return len(psutil.Process().children(recursive=True))
 

@@ -15,7 +15,7 @@ from tests.lifetime import exits
 
 _CHECKOUT = Path(__file__).parents[2]
 #: How often each way to exit is tried. Races hide: MINATO_REPEATS=50 looks for them.
-REPEATS = int(os.environ.get("MINATO_REPEATS", "2"))
+REPEATS = int(os.environ.get("MINATO_REPEATS", "1"))
 AT_ONCE = 6
 #: Seconds from the end of the main program to that of the process: two for steps that are stuck,
 #: and what Python itself needs, which is half a second of a core that it may have to share.

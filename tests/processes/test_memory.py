@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from tests.cases.support import CHECKOUT
-from tests.lifetime.support import eventually
+from tests.lifetime.support import eventually, shared_memory, stays_in_shared_memory
 from tests.processes.support import PATIENCE, Made, pause, processes
 from tests.semantics.support import iterating
 
@@ -254,7 +254,6 @@ def in_use() -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
         "processes": len(psutil.Process().children(recursive=True)),
-        "shared memory": len(os.listdir("/dev/shm")),
         "mappings": sum("memfd:minato" in line for line in open("/proc/self/maps")),
     }
 
@@ -267,10 +266,11 @@ def test_a_thousand_epochs_of_a_tiny_dataset() -> None:
         for _ in range(200):
             list(loader)
         workers = psutil.Process().children(recursive=True)
-        before, resident = in_use(), _resident(workers)
+        before, resident, shared = in_use(), _resident(workers), shared_memory()
         for _ in range(1000):
             assert len(list(loader)) == 2
         assert in_use() == before
+        assert not stays_in_shared_memory(shared)
         assert psutil.Process().children(recursive=True) == workers
         grown = [after - was for was, after in zip(resident, _resident(workers), strict=True)]
         assert max(grown) < 8 << 20
@@ -281,11 +281,12 @@ def _resident(processes_: list[psutil.Process]) -> list[int]:
 
 
 def test_many_loaders_leave_nothing() -> None:
-    before = in_use()
+    before, shared = in_use(), shared_memory()
     for _ in range(10):
         assert len(list(processes(Made(4, filled), 2))) == 2
     # A thread that has ended is listed for a moment.
     assert eventually(lambda: in_use() == before), (in_use(), before)
+    assert not stays_in_shared_memory(shared)
 
 
 def script(body: str) -> str:

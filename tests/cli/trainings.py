@@ -1,0 +1,24 @@
+"""A program for `test_demo_training`: trainings of the demo, one after the other.
+
+It reads a JSON list of tasks from its standard input and writes a list of pairs to its standard
+output: what each training saw, and the seconds that it took. All in one process, which spares them
+the import of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+from minato_async.cli.demo.child import measure
+from minato_async.cli.demo.messages import Task
+
+if __name__ == "__main__":
+    done = []
+    for fields in json.load(sys.stdin):
+        begin = time.perf_counter()
+        seen = measure(Task(**fields), sys.stderr).seen
+        done.append((asdict(seen), time.perf_counter() - begin))
+    json.dump(done, sys.stdout)
