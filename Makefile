@@ -11,8 +11,8 @@ BENCH_ARGS ?=
 
 FREE := .venv/bin/python
 GIL := .venv-gil/bin/python
-# Tests wait more than they compute, so one more process than there are cores. The tests of a file
-# share what is costly and stay together; the files that take longest come first.
+# Many tests wait, so one more process than there are cores. The tests of a file share what is costly
+# and stay together; those that take longest are in the first folders.
 AT_ONCE = -n $$(( $$(nproc) + 1 )) --dist loadfile --no-loadscope-reorder
 # Chosen by the shell when a recipe runs, for `env` may only just have made the links.
 BEST = $$(if [ -x $(FREE) ]; then echo $(FREE); else echo $(GIL); fi)

@@ -19,7 +19,7 @@ REPEATS = int(os.environ.get("MINATO_REPEATS", "1"))
 AT_ONCE = 6
 #: Seconds from the end of the main program to that of the process: two for steps that are stuck,
 #: and what Python itself needs, which is half a second of a core that it may have to share.
-PROMPT = 15.0
+PROMPT = 30.0
 PATIENCE = 60.0
 #: For a busy machine, where all of these may take minutes.
 TIMEOUT = 600.0
