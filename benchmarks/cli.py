@@ -43,6 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=_rounds, help="interleaved rounds (default: the target's)")
     parser.add_argument(
+        "--part",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="only this part of the one target named, or these (default: all)",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to try the code: figures mean nothing"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
@@ -56,13 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets = find_targets()
     if chosen.names == ["list"]:
         for target in targets.values():
-            print(f"{target.name:10} {target.title}")
+            parts = f" (parts: {', '.join(target.parts)})" if target.parts else ""
+            print(f"{target.name:10} {target.title}{parts}")
         return REACHED
     unknown = [name for name in chosen.names if name not in targets]
     if unknown:
         parser.error(f"no target {', '.join(unknown)}; there are {', '.join(targets)}")
-    options = Options(chosen.rounds, chosen.quick)
+    options = Options(chosen.rounds, chosen.quick, list(dict.fromkeys(chosen.part)))
     names = list(dict.fromkeys(chosen.names))
+    if options.parts:
+        if len(names) != 1:
+            parser.error("--part is for one target")
+        there = targets[names[0]].parts
+        if not set(options.parts) <= set(there):
+            parser.error(f"the parts of {names[0]} are: {', '.join(there) or 'none'}")
     if len(names) == 1:
         return run_one(targets[names[0]], options, chosen.json)
     return run_several(names or list(targets), options, chosen.json)

@@ -1,6 +1,7 @@
 """The command: exit status, the last line, the JSON, and a quick run of every target."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -83,8 +84,15 @@ def test_several_targets_are_summed_up(
     assert capsys.readouterr().out.splitlines()[-1] == summary
 
 
-def test_an_unknown_name_and_nonsense_rounds_are_wrong_use() -> None:
-    for arguments in (["P99"], ["P1", "--rounds", "0"], ["P1", "--rounds", "many"]):
+def test_an_unknown_name_nonsense_rounds_and_parts_that_are_none_are_wrong_use() -> None:
+    for arguments in (
+        ["P99"],
+        ["P1", "--rounds", "0"],
+        ["P1", "--rounds", "many"],
+        ["P1", "--part", "computing"],
+        ["scheduler", "--part", "no such"],
+        ["scheduler", "P1", "--part", "computing"],
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
@@ -108,6 +116,38 @@ def test_a_child_runs_in_a_fresh_interpreter_with_the_same_options() -> None:
     assert call_in_child("benchmarks.limits:sleeping_limit", costs=[1.0, 3.0], workers=2) == 2.0
     with pytest.raises(RuntimeError, match="workers must be at least 1"):
         call_in_child("benchmarks.limits:sleeping_limit", costs=[1.0], workers=0)
+
+
+def test_only_the_parts_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(options: Options, report: Report) -> None:
+        asked.extend(options.parts)
+        report.figures.append(at_least("figure", 1.0, 1.0))
+
+    target = Target("parted", "a fake", run, ("one", "two", "three"))
+    monkeypatch.setattr(cli, "find_targets", lambda: {"parted": target})
+    assert cli.main(["parted", "--part", "two", "--part", "one", "--part", "two"]) == 0
+    assert asked == ["two", "one"]
+
+
+#: Without it every worker thread contends for the constants of what it runs.
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="for free-threaded Python"
+)
+def test_what_is_measured_is_loaded_from_bytecode(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*interpreter(), "-v", "-m", "benchmarks", "--help"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    sources = re.findall(r"^# code object from '?([^'\n]*)'?$", done.stderr, re.M)
+    ours = [source for source in sources if str(ROOT / "benchmarks" / "measure") in source]
+    assert ours
+    assert all(source.endswith(".pyc") for source in ours)
 
 
 #: What is measured on an ordinary Python; all else is measured without the GIL.
