@@ -27,6 +27,18 @@ def cpu_quota() -> float:
     return min([float(usable_cpus()), *_cgroup_quotas()])
 
 
+def cpu_share() -> float:
+    """CPUs that this process may count on: its quota, or its share of it where a launcher says in
+    `LOCAL_WORLD_SIZE`, as torchrun does, that several ranks run on this machine. An affinity mask
+    that is no larger than an equal share is taken for the rank's own."""
+    try:
+        ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        ranks = 1
+    cpus = min(float(usable_cpus()), (os.cpu_count() or 1) / ranks)
+    return min([cpus, *(quota / ranks for quota in _cgroup_quotas())])
+
+
 def _cgroup_quotas(root: Path = Path("/sys/fs/cgroup")) -> list[float]:
     quotas = []
     for relative in _cgroup_paths():
@@ -123,3 +135,14 @@ def worker_cpu_seconds(native_id: int) -> float | None:
         with contextlib.suppress(OSError):
             return time.clock_gettime((~native_id << 3) | kind)
     return None
+
+
+def worker_delay_seconds(native_id: int) -> float | None:
+    """Seconds that a worker, by its kernel id, was ready to run and had no core; None if it has
+    ended, or where Linux does not tell."""
+    try:
+        with open(f"/proc/{native_id}/schedstat", "rb", buffering=0) as file:
+            # Nanoseconds on a core, nanoseconds ready, turns.
+            return int(file.read(64).split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return None

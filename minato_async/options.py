@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from minato_async.cpus import cpu_quota
+from minato_async.cpus import cpu_share
 from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.gil_watch import gil_is_on
 
@@ -189,7 +189,7 @@ def _most_workers(loader: MinatoLoader[Any]) -> int:
         return loader.num_workers
     if loader.max_workers is not None:
         return loader.max_workers
-    return max(loader.num_workers, math.ceil(cpu_quota() * _WORKERS_PER_CORE))
+    return max(loader.num_workers, math.ceil(cpu_share() * _WORKERS_PER_CORE))
 
 
 def _check_count(name: str, value: Any, unit: str, least: int = 1) -> None:

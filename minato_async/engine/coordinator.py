@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from minato_async.cpus import cpu_quota, worker_cpu_seconds
+from minato_async.cpus import cpu_share, worker_cpu_seconds, worker_delay_seconds
 from minato_async.engine.advice import Adviser, Observation
 from minato_async.engine.loading import Loading
 from minato_async.engine.scheduler import Reading, WorkerScheduler
@@ -26,13 +27,16 @@ class Coordinator:
         self._slots = slots
         self._scheduler = scheduler
         self.watch = watch
-        self._quota = cpu_quota()
+        self._quota = cpu_share()
         self._asked = 0.0
         self._ticked = 0.0
-        #: Seconds that workers were inside steps, all together.
-        self._active = 0.0
+        #: Seconds that workers had jobs, until it was asked last; and since then, seconds of those
+        #: that were parked or stuck.
+        self._busy = 0.0
+        self._aside = 0.0
         self._finished = 0
-        self._cpu: dict[str, float] = {}
+        self._cpu = _Clocks(worker_cpu_seconds)
+        self._delay = _Clocks(worker_delay_seconds)
         self._loading: Loading | None = None
         self._adviser = Adviser()
         self._advised = 0.0
@@ -49,7 +53,7 @@ class Coordinator:
         now = time.monotonic()
         if loading is not self._loading:
             self._begin(loading, now)
-        self._active += (self._slots.active - self._slots.handed_off) * (now - self._ticked)
+        self._aside += (self._slots.parked + self._slots.handed_off) * (now - self._ticked)
         self._ticked = now
         given_up = self.watch.look(loading, now)
         if now - self._asked >= self._scheduler.interval:
@@ -62,9 +66,10 @@ class Coordinator:
 
     def _begin(self, loading: Loading, now: float) -> None:
         self._loading = loading
-        self._asked, self._ticked, self._active = now, now, 0.0
-        self._finished = loading.finished_samples
-        self._used_cpu()
+        self._ticked = now
+        self._begin_reading(loading, now)
+        self._cpu.passed(self._slots)
+        self._delay.passed(self._slots)
 
     def _ask(self, loading: Loading, now: float) -> None:
         slots, seconds = self._slots, now - self._asked
@@ -72,12 +77,13 @@ class Coordinator:
         reading = Reading(
             seconds=seconds,
             workers=slots.wanted,
-            active=self._active / seconds,
+            active=max(0.0, slots.busy_seconds(now) - self._busy - self._aside) / seconds,
+            delayed=self._delay.passed(slots) / seconds,
             finished=loading.finished_samples - self._finished,
             queued=queued,
             queue_limit=limit,
             starved=not loading.delivery.next_ready,
-            cpu=self._used_cpu() / seconds,
+            cpu=self._cpu.passed(slots) / seconds,
             quota=self._quota,
             idle_cores=self.watch.idle_cores,
             most=slots.most,
@@ -86,7 +92,11 @@ class Coordinator:
         if wanted != slots.wanted:
             slots.wanted = wanted
             self.history.append((now, wanted))
-        self._asked, self._active = now, 0.0
+        self._begin_reading(loading, now)
+
+    def _begin_reading(self, loading: Loading, now: float) -> None:
+        self._asked, self._aside = now, 0.0
+        self._busy = self._slots.busy_seconds(now)
         self._finished = loading.finished_samples
 
     def advise(self, loading: Loading, delivered: int, data_wait: float) -> None:
@@ -110,13 +120,21 @@ class Coordinator:
             )
         )
 
-    def _used_cpu(self) -> float:
-        """CPU seconds that running workers have used since the last call."""
-        used = 0.0
-        for name, entry in self._slots.running.items():
-            seconds = worker_cpu_seconds(entry.worker.native_id)
+
+class _Clocks:
+    """Looks at a clock that each worker has."""
+
+    def __init__(self, read: Callable[[int], float | None]) -> None:
+        self._read = read
+        self._last: dict[str, float] = {}
+
+    def passed(self, slots: Slots) -> float:
+        """Seconds by which those of running workers moved on since the last call."""
+        total = 0.0
+        for name, entry in slots.running.items():
+            seconds = self._read(entry.worker.native_id)
             if seconds is not None:
-                # What a worker used that is idle now is counted when it runs again.
-                used += max(0.0, seconds - self._cpu.get(name, seconds))
-                self._cpu[name] = seconds
-        return used
+                # What passed for a worker that is idle now is counted when it runs again.
+                total += max(0.0, seconds - self._last.get(name, seconds))
+                self._last[name] = seconds
+        return total

@@ -17,8 +17,9 @@ class Reading:
     seconds: float
     #: Workers wanted then.
     workers: int
-    #: Workers that were inside steps, on average.
+    #: Workers that were inside steps, on average, and how many of them waited for a core.
     active: float
+    delayed: float
     #: Samples finished.
     finished: int
     #: Batches complete and not taken by the consumer, now, and how many there may be.
@@ -28,7 +29,7 @@ class Reading:
     starved: bool
     #: CPU seconds that workers used, for each second.
     cpu: float
-    #: CPUs that the process may use, and how many of them were idle.
+    #: CPUs that the process may count on, and how many of those that it may use were idle.
     quota: float
     idle_cores: float
     #: Workers that there may be.
@@ -121,49 +122,49 @@ class _Pause:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A step that is being tried, up or down."""
+    """A step up that is being tried."""
 
-    up: bool
     before: int
-    #: What is required of it: up, samples a second; down, CPU seconds a second.
+    #: Samples a second that are required of it.
     goal: float
 
 
 class ThroughputScheduler:
-    """Finds the number of workers that finish most samples, by trying, and runs as many of them
-    as the consumer needs. While all workers are busy:
+    """Finds the number of workers that finish most samples, and runs as many of them as the
+    consumer needs.
 
-    - Cores are idle and the consumer waits: a step up, to twice the workers, but to no more than
-      would fill the cores. It is kept if samples finish faster, by a quarter of what it could have
-      brought.
-    - No core is idle, and there are more workers than CPUs: a step down, by a third. It is kept if
-      the rest use as much CPU time, for then the others only waited for a core. CPU time tells it
-      within a third of a second; the rate does not, where the costs of samples differ. That the
-      consumer waits is not required: among so many threads it may not get a core itself.
+    How many would fill the cores is told by what a worker does with its time, that in which it
+    waits for a core left out: if it computes, as many as there are CPUs; if it computes a tenth of
+    it, ten times as many. While all workers are busy:
+
+    - There are more than fill the cores: the others go. They would only wait for a core.
+    - There are fewer, and the consumer waits: a step up, to twice the workers, but to no more than
+      fill the cores. It is kept if samples finish faster, by a quarter of what it could have
+      brought: a disk or a lock may be what limits them.
 
     A step taken back is not tried again for a while. Where the next batch has been ready for a
     whole second, the consumer is the slower one: workers that were idle are let go, except one. As
-    soon as it waits again all are back.
+    soon as it waits again all are back, and it takes longer until they are let go again.
     """
 
     interval = 0.1
-    #: Readings that a decision is based on.
+    #: Readings that a step up is based on, and one down, which is not tried first.
     _FEW = 3
+    _SEVERAL = 5
     #: Samples that each worker has finished, about, before a rate is known.
-    _SAMPLES = 2
+    _SAMPLES = 3
     #: Readings after which a step up is taken back that has shown nothing until then.
     _PATIENCE = 6
     #: Readings, a second of them, after which a consumer that never waited is the slower one.
     _CALM = 10
-    #: What a step up must show of its possible gain, and a step down keep of the CPU time.
+    #: What a step up must show of its possible gain.
     _WORTH = 0.25
-    _SAME = 0.95
-    #: CPUs that may be idle, as a part of the quota, while "no core is idle"; and CPUs in use by
-    #: the workers, below which one is as good as idle.
-    _IDLE = 0.1
-    _LITTLE = 0.5
-    #: Workers do not wait in turn: to fill the cores takes more of them than on average.
+    #: CPUs in use by the workers, as a part of the quota, from which on there is nothing to gain.
+    _FULL = 0.9
+    #: Workers that wait do not do so in turn: to fill the cores takes more of them than on
+    #: average. And how many more there may be before some go.
     _SPARE = 1.25
+    _TOO_MANY = 1.25
 
     def __init__(self, workers: int) -> None:
         self._start = workers
@@ -173,78 +174,82 @@ class ThroughputScheduler:
         self._recent: deque[Reading] = deque(maxlen=100)
         self._settling = True
         self._trial: _Trial | None = None
-        self._up, self._down = _Pause(), _Pause()
+        self._up, self._rest = _Pause(), _Pause()
 
     def start(self) -> int:
         return self._start
 
     def decide(self, reading: Reading) -> int:
         self._up.left -= reading.seconds
-        self._down.left -= reading.seconds
+        self._rest.left -= reading.seconds
         let_go = self._running < self._found and self._trial is None
         if let_go and reading.starved and self._busy([reading]):
+            self._rest.begin()
             self._run(self._found)
         elif self._settling:
             # Part of it was measured with the number before.
             self._settling = False
         else:
             self._recent.append(reading)
-            few = self._last(self._FEW)
-            if len(few) < self._FEW:
-                pass
-            elif self._trial is not None:
-                self._judge(self._trial, few)
-            elif self._busy(few):
-                self._try(few)
-            else:
-                self._let_go(self._last(self._CALM))
+            if len(self._recent) >= self._FEW:
+                self._judge()
+                self._step()
         return self._running
 
-    def _try(self, few: Sequence[Reading]) -> None:
-        now, running, cpu = few[-1], self._running, _mean(few, lambda r: r.cpu)
-        # On cores that others keep busy, too: whoever uses few of them finds one when it needs it.
-        idle = [r.idle_cores > self._IDLE * r.quota or r.cpu < self._LITTLE * r.quota for r in few]
-        if all(idle) and any(r.starved for r in few) and self._up.left <= 0.0:
-            share = max(1e-3, cpu / _mean(few, lambda r: r.active))
-            most = min(now.most, math.ceil(self._SPARE * now.quota / share))
-            # All the way, if otherwise a step would be left that is too small to be measured.
-            wanted = most if most < 3 * running else 2 * running
-            rate = self._rate()
-            if wanted > running and rate is not None:
-                gain = max(0.0, min(wanted / running, now.quota / max(1e-9, cpu)) - 1.0)
-                self._trial = _Trial(True, running, rate * (1.0 + self._WORTH * gain))
-                self._run(wanted)
-        elif not any(idle) and running > math.ceil(now.quota) and self._down.left <= 0.0:
-            self._trial = _Trial(False, running, self._SAME * cpu)
-            self._run(max(math.ceil(now.quota), math.ceil(2 * running / 3)))
-
-    def _judge(self, trial: _Trial, few: Sequence[Reading]) -> None:
-        """Keep the step or take it back, if it can be told already."""
-        if trial.up:
-            rate = self._rate()
-            # With a step after which the consumer need not wait there is nothing more to gain.
-            good = not any(r.starved for r in few) or (rate is not None and rate > trial.goal)
-            if not good and (rate is None or len(self._recent) < self._PATIENCE):
-                return
-        else:
-            # Workers leave when they come out of what they are running.
-            if _mean(few, lambda r: r.active) > self._running + 0.5:
-                return
-            good = _mean(few, lambda r: r.cpu) >= trial.goal
-        self._trial = None
-        pause = self._up if trial.up else self._down
-        if good:
+    def _judge(self) -> None:
+        """Keep the step that is being tried or take it back, if it can be told already."""
+        if self._trial is None:
+            return
+        rate = self._rate()
+        # With a step after which the consumer need not wait there is nothing more to gain.
+        good = not any(r.starved for r in self._last(self._FEW))
+        if good or (rate is not None and rate > self._trial.goal):
             self._found = self._running
-            pause.forget()
-        else:
-            pause.begin()
-            self._run(trial.before)
+            self._up.forget()
+            self._trial = None
+        elif rate is not None and len(self._recent) >= self._PATIENCE:
+            self._up.begin()
+            self._run(self._trial.before)
+            self._trial = None
+
+    def _step(self) -> None:
+        # One more than the rate is taken from: the load may have changed within the first.
+        few, several = self._last(self._FEW + 1), self._last(self._SEVERAL)
+        if self._trial is not None or not few:
+            return
+        if not self._busy(few):
+            self._let_go(self._last(self._CALM))
+        elif len(several) == self._SEVERAL and self._running > self._TOO_MANY * (
+            fitting := self._fitting(several)
+        ):
+            self._found = fitting
+            self._run(fitting)
+        elif all(r.cpu < self._FULL * r.quota for r in few) and any(r.starved for r in few):
+            self._try(few)
+
+    def _try(self, few: Sequence[Reading]) -> None:
+        running, rate = self._running, self._rate()
+        most = min(few[-1].most, self._fitting(few))
+        # All the way, if otherwise a step would be left that is too small to be measured.
+        wanted = most if most < 3 * running else 2 * running
+        if wanted > running and rate is not None and self._up.left <= 0.0:
+            gain = min(wanted / running, few[-1].quota / max(1e-9, _mean(few, lambda r: r.cpu)))
+            self._trial = _Trial(running, rate * (1.0 + self._WORTH * (gain - 1.0)))
+            self._run(wanted)
+
+    def _fitting(self, readings: Sequence[Reading]) -> int:
+        """Workers that fill the cores."""
+        quota, cpu = readings[-1].quota, _mean(readings, lambda r: r.cpu)
+        inside = max(cpu, _mean(readings, lambda r: r.active - r.delayed))
+        waits = (inside - cpu) / max(1e-3, cpu)
+        return max(math.ceil(quota), round(quota * (1.0 + self._SPARE * waits)))
 
     def _let_go(self, calm: Sequence[Reading]) -> None:
-        if len(calm) == self._CALM and not any(r.starved for r in calm):
-            needed = math.ceil(_mean(calm, lambda r: r.active)) + 1
-            if needed < self._running:
-                self._run(needed)
+        if len(calm) < self._CALM or any(r.starved for r in calm) or self._rest.left > 0.0:
+            return
+        needed = math.ceil(_mean(calm, lambda r: r.active)) + 1
+        if needed < self._running:
+            self._run(needed)
 
     def _run(self, workers: int) -> None:
         self._running = workers

@@ -46,6 +46,8 @@ class Slots:
         self.cores_idle = False
         self.handed_off = 0
         self.running: dict[str, Running] = {}
+        #: Seconds that those jobs took which are over, all together.
+        self._took = 0.0
 
     @property
     def active(self) -> int:
@@ -70,9 +72,14 @@ class Slots:
         entry = self.running.pop(worker.name, None)
         if entry is None:
             return None
+        self._took += time.monotonic() - entry.started
         if entry.handed_off:
             self.handed_off -= 1
         return entry.job
+
+    def busy_seconds(self, now: float) -> float:
+        """Seconds that workers have had jobs until `now`, all together."""
+        return self._took + sum(now - entry.started for entry in self.running.values())
 
     def hand_off(self, entry: Running) -> None:
         entry.handed_off = True

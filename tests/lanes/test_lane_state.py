@@ -182,6 +182,21 @@ class TestSlots:
         assert not slots.free
         assert slots.threads == 2
 
+    def test_workers_are_busy_from_the_beginning_of_a_job_to_its_end(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 100.0
+        monkeypatch.setattr("minato_async.engine.slots.time.monotonic", lambda: now)
+        slots = Slots(2, 4)
+        first, _ = enter(slots, 2)
+        now = 103.0
+        slots.leave(first)
+        slots.leave(first)
+        assert slots.busy_seconds(104.0) == 3.0 + 4.0
+        now = 110.0
+        slots.enter(first, NoJob())
+        assert slots.busy_seconds(111.0) == 3.0 + 11.0 + 1.0
+
     def test_leaving_twice_does_no_harm(self) -> None:
         slots = Slots(2, 4)
         first, _ = enter(slots, 2)

@@ -53,6 +53,7 @@ class Workload:
             seconds=seconds,
             workers=workers,
             active=active,
+            delayed=max(0.0, active - rate * (self.cpu + self.waits)),
             finished=max(0, round(finished)),
             queued=8 if rate < loaded else 0,
             queue_limit=8,
@@ -87,6 +88,7 @@ def reading(**values: float) -> Reading:
         "seconds": 0.5,
         "workers": 4,
         "active": 4.0,
+        "delayed": 0.0,
         "finished": 100,
         "queued": 4,
         "queue_limit": 8,
@@ -101,7 +103,14 @@ def reading(**values: float) -> Reading:
 
 def computing(active: float, cpu: float = 2.0) -> Reading:
     """Two cores, the consumer waits."""
-    return reading(seconds=0.1, active=active, finished=5, cpu=cpu, idle_cores=2.0 - cpu)
+    return reading(
+        seconds=0.1,
+        active=active,
+        delayed=active - cpu,
+        finished=5,
+        cpu=cpu,
+        idle_cores=2.0 - cpu,
+    )
 
 
 class TestFixed:
@@ -259,15 +268,55 @@ class TestThroughput:
         assert len(waits) >= 2
         assert all(later > 1.5 * earlier for earlier, later in pairwise(waits))
 
-    def test_a_step_down_is_not_judged_before_workers_have_left(self) -> None:
-        """They leave when they come out of samples that take long: until then they all compute,
-        whatever is wanted."""
+    def test_workers_that_only_wait_for_a_core_go_at_once(self) -> None:
         scheduler = ThroughputScheduler(8)
-        wanted = {scheduler.decide(computing(8)) for _ in range(60)}
-        assert wanted == {8, 6}
-        # Each of them waits three quarters of the time: the six that are left use fewer cores.
-        after = [scheduler.decide(computing(6, cpu=1.5)) for _ in range(10)]
-        assert after[-1] == 8
+        trace = [scheduler.decide(computing(8)) for _ in range(20)]
+        # For as long as they are in samples that take long, all compute.
+        assert set(trace) == {8, 2}
+        assert trace == sorted(trace, reverse=True)
+
+    def test_workers_that_wait_for_something_else_stay(self) -> None:
+        """They use as much of the cores, and finish as much."""
+        scheduler = ThroughputScheduler(8)
+        assert {scheduler.decide(replace(computing(8), delayed=0.0)) for _ in range(20)} == {8}
+
+    def test_a_reading_in_which_the_load_changed_does_not_fail_a_step(self) -> None:
+        """Two workers finish 400 samples a second that compute, then 100 that wait. A step up must
+        not be held against what the former were finished at."""
+        scheduler = ThroughputScheduler(2)
+        waiting = reading(
+            seconds=0.1, workers=2, active=2.0, finished=10, cpu=0.01, idle_cores=1.99
+        )
+        changing = replace(waiting, finished=34, cpu=1.6, idle_cores=0.4)
+        for _ in range(10):
+            assert scheduler.decide(replace(computing(2), finished=40)) == 2
+        workers, trace = scheduler.decide(changing), []
+        for _ in range(30):
+            now = replace(waiting, workers=workers, active=workers, finished=5 * workers)
+            workers = scheduler.decide(now)
+            trace.append(workers)
+        assert trace == sorted(trace)
+        assert trace[-1] == 32
+
+    def test_workers_let_go_too_early_are_kept_longer_each_time(self) -> None:
+        """As few as were busy are not enough: the consumer waits as soon as the others are gone."""
+        scheduler, workers, trace = ThroughputScheduler(8), 8, []
+        for _ in range(400):
+            starved = workers < 8
+            now = reading(
+                seconds=0.1,
+                workers=workers,
+                active=workers if starved else 3.0,
+                starved=starved,
+                cpu=0.1,
+                idle_cores=1.9,
+            )
+            workers = scheduler.decide(now)
+            trace.append(workers)
+        gone = [n for n, (a, b) in enumerate(pairwise(trace)) if b < a]
+        waits = [later - earlier for earlier, later in pairwise(gone)]
+        assert len(waits) >= 3
+        assert all(later > 1.5 * earlier for earlier, later in pairwise(waits[:3]))
 
     def test_no_step_up_while_the_consumer_need_not_wait(self) -> None:
         scheduler = ThroughputScheduler(4)
