@@ -30,7 +30,8 @@ BATCH_SIZE = 8
 ADAPTS = 3.0
 """Seconds that a scheduler has to find its number."""
 SETTLES = 0.5
-"""Seconds after which a fixed number has reached its rate."""
+"""Seconds after which a fixed number has reached its rate, in the sweep. Beside the others the same
+seconds are measured of all."""
 MEASURED = 1.5
 """Seconds over which a rate is measured, in each phase."""
 SWEEP, QUICK_SWEEP = (2, 4, 8, 16, 32), (2, 8)
@@ -63,9 +64,11 @@ WORKLOADS = {
 
 @dataclass
 class Run:
-    """One run: samples a second in each phase, once settled, and how many workers ran when."""
+    """One run: samples a second and CPU seconds a second inside samples, in each phase, once
+    settled; and how many workers ran when."""
 
     rates: list[float]
+    cpu: list[float]
     trace: list[tuple[float, int]]
     seconds: float
 
@@ -89,12 +92,11 @@ def _between(arrivals: Sequence[float], start: float, end: float) -> float:
     return (len(inside) - 1) * BATCH_SIZE / max(inside[-1] - inside[0], (end - start) / 2)
 
 
-def _run(workload: Workload, scheduler: str, workers: int, speed: float, quick: bool) -> Run:
+def _run(
+    workload: Workload, scheduler: str, workers: int, speed: float, settles: float, measured: float
+) -> Run:
     from minato_async import MinatoLoader
 
-    settles, measured = (SETTLES, MEASURED) if scheduler == "fixed" else (ADAPTS, MEASURED)
-    if quick:
-        settles, measured = 0.05, 0.1
     length = settles + measured
     phases = [Phase(length, phase.computes, phase.waits) for phase in workload.phases]
     dataset = Changing(phases, speed)
@@ -123,7 +125,11 @@ def _run(workload: Workload, scheduler: str, workers: int, speed: float, quick: 
     iterator.close()
     starts = [number * length + settles for number in range(len(phases))]
     rates = [_between(arrivals, start, start + measured) for start in starts]
-    return Run(rates, trace, seconds)
+    used = [
+        sum(cpu for moment, cpu in dataset.used if start <= moment <= start + measured) / measured
+        for start in starts
+    ]
+    return Run(rates, used, trace, seconds)
 
 
 def _best(swept: dict[int, Run]) -> int:
@@ -135,11 +141,12 @@ def _best(swept: dict[int, Run]) -> int:
 def _measure(name: str, options: Options, speed: float, report: Report) -> Figure:
     workload, settler = WORKLOADS[name], Settler()
 
-    def run(scheduler: str, workers: int) -> Run:
+    def run(scheduler: str, workers: int, settles: float = ADAPTS) -> Run:
+        length = (0.05, 0.3) if options.quick else (settles, MEASURED)
         for _ in range(TRIES):
             settler.settle()
             with PauseWatch() as watch:
-                found = _run(workload, scheduler, workers, speed, options.quick)
+                found = _run(workload, scheduler, workers, speed, *length)
             report.progress(f"{name}: {scheduler} from {workers}: {found.rate:.0f} samples/s")
             if not watch.paused:
                 break
@@ -147,7 +154,7 @@ def _measure(name: str, options: Options, speed: float, report: Report) -> Figur
         return found
 
     sweep = QUICK_SWEEP if options.quick else SWEEP
-    swept = {workers: run("fixed", workers) for workers in sweep}
+    swept = {workers: run("fixed", workers, SETTLES) for workers in sweep}
     best = _best(swept)
     fixed, ours = [run("fixed", best)], []
     for _ in range(options.rounds_or(ROUNDS if len(workload.phases) == 1 else 2)):
@@ -167,7 +174,7 @@ def _tables(
     report.raw[name] = {
         "sweep": {workers: run.rates for workers, run in swept.items()},
         "rows": {
-            row: [{"rates": run.rates, "trace": run.trace} for run in runs]
+            row: [{"rates": run.rates, "cpu": run.cpu, "trace": run.trace} for run in runs]
             for row, runs in rows.items()
         },
     }
@@ -177,15 +184,23 @@ def _tables(
     (fixed_name, fixed), *_ = rows.items()
     table = Table(
         f"{name}: samples/s once settled, against {fixed_name}",
-        ("scheduler", "samples/s", "in each phase", "of the best fixed", "changes"),
+        (
+            "scheduler",
+            "samples/s",
+            "in each phase",
+            "CPUs in samples",
+            "of the best fixed",
+            "changes",
+        ),
     )
     for row, runs in rows.items():
         middle = spread(r.rate for r in fixed).median
         ratio = ours if row == "throughput" else spread(run.rate / middle for run in runs)
         phases = " ".join(f"{rate:.0f}" for rate in runs[-1].rates)
+        cpu = " ".join(f"{used:.2f}" for used in runs[-1].cpu)
         changes = len(runs[-1].trace) - 1
         rate = spread(run.rate for run in runs).text(0)
-        table.rows.append((row, rate, phases, ratio.text(3), str(changes)))
+        table.rows.append((row, rate, phases, cpu, ratio.text(3), str(changes)))
     report.table(table)
     adaptive = [(row, runs[-1]) for row, runs in rows.items() if row != fixed_name]
     seconds = adaptive[0][1].seconds

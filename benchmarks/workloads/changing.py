@@ -30,7 +30,8 @@ class Changing(Dataset[tuple[Tensor, int]]):
 
     Each costs between half and one and a half of the mean, by its index. ``speed`` is iterations of
     :func:`~benchmarks.workloads.busy.python_work` a second; ``begin`` starts the first phase, and
-    the last one does not end.
+    the last one does not end. ``used`` gets (moment, CPU seconds that it took) of each sample that
+    is finished: how fast the CPUs are changes too.
     """
 
     LENGTH = 10_000_000
@@ -41,6 +42,7 @@ class Changing(Dataset[tuple[Tensor, int]]):
         self.speed = speed
         self.payload = torch.zeros(PAYLOAD)
         self.began = time.perf_counter()
+        self.used: list[tuple[float, float]] = []
 
     def begin(self) -> None:
         """The first phase starts now."""
@@ -50,11 +52,12 @@ class Changing(Dataset[tuple[Tensor, int]]):
         return self.LENGTH
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        elapsed = time.perf_counter() - self.began
+        elapsed, before = time.perf_counter() - self.began, time.thread_time()
         number = sum(elapsed >= end for end in self.ends[:-1])
         phase, factor = self.phases[number], random.Random(index).uniform(0.5, 1.5)
         if phase.waits:
             time.sleep(phase.waits * factor)
         if phase.computes:
             python_work(round(phase.computes * factor * self.speed))
+        self.used.append((time.perf_counter() - self.began, time.thread_time() - before))
         return self.payload, index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from minato_async import MinatoLoader
+from minato_async.engine import coordinator
 from minato_async.engine.scheduler import (
     FixedScheduler,
     PaperScheduler,
@@ -433,6 +435,26 @@ def test_one_of_your_own_is_asked_and_obeyed() -> None:
     reading = scheduler.readings[0]
     assert (reading.workers, reading.most, reading.starved) == (2, 5, True)
     assert 0 < reading.active <= 2
+
+
+def test_it_is_told_how_many_workers_wait_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each of them, all the time.
+    monkeypatch.setattr(coordinator, "worker_delay_seconds", lambda native_id: time.monotonic())
+    scheduler, let_go = Stepwise(), threading.Event()
+    loader = MinatoLoader(
+        Made(40, lambda index: wait_for(let_go)),
+        num_workers=2,
+        max_workers=2,
+        scheduler=scheduler,
+        collate_fn=list,
+    )
+    iterator = iter(loader)
+    until(lambda: len(scheduler.readings) >= 3)
+    let_go.set()
+    assert len(list(iterator)) == 40
+    stuck = scheduler.readings[2]
+    assert stuck.active == pytest.approx(2.0, abs=0.1)
+    assert stuck.delayed == pytest.approx(2.0, abs=0.1)
 
 
 def test_what_it_raises_reaches_the_consumer() -> None:
