@@ -28,22 +28,22 @@ def cpu_quota() -> float:
 
 
 def _cgroup_quotas(root: Path = Path("/sys/fs/cgroup")) -> list[float]:
-    quotas = []
+    # A set, for most controllers have the same groups, and this is part of what the user waits for
+    # when an epoch begins.
+    folders = {root}
     for relative in _cgroup_paths():
         group = root / relative.lstrip("/")
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(root):
-                break
-            quotas += _quota(folder)
-    return quotas or _quota(root)
+        folders.update(folder for folder in group.parents if folder.is_relative_to(root))
+        folders.add(group)
+    return [quota for folder in folders for quota in _quota(folder)]
 
 
-def _cgroup_paths() -> list[str]:
+def _cgroup_paths() -> set[str]:
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    return [line.split(":", 2)[2] for line in lines if line.startswith("0::") or ":cpu" in line]
+        return set()
+    return {line.split(":", 2)[2] for line in lines if line.startswith("0::") or ":cpu" in line}
 
 
 def _quota(folder: Path) -> list[float]:
@@ -72,7 +72,7 @@ class IdleCores:
     INTERVAL = 0.2
 
     def __init__(self) -> None:
-        self._quota = cpu_quota()
+        self.quota = cpu_quota()
         self._last = (time.monotonic(), time.process_time(), _idle_seconds())
         self.idle = 0.0
 
@@ -85,7 +85,7 @@ class IdleCores:
         if seconds >= self.INTERVAL:
             used, idle = time.process_time(), _idle_seconds()
             self._last = (now, used, idle)
-            unused = self._quota - (used - used_before) / seconds
+            unused = self.quota - (used - used_before) / seconds
             if idle is not None and idle_before is not None:
                 unused = min(unused, (idle - idle_before) / seconds)
             self.idle = max(0.0, unused)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from minato_async.cpus import cpu_quota, worker_cpu_seconds
+from minato_async.cpus import worker_cpu_seconds
 from minato_async.engine.advice import Adviser, Observation
 from minato_async.engine.loading import Loading
 from minato_async.engine.scheduler import Reading, WorkerScheduler
@@ -26,7 +26,6 @@ class Coordinator:
         self._slots = slots
         self._scheduler = scheduler
         self.watch = watch
-        self._quota = cpu_quota()
         self._asked = 0.0
         self._ticked = 0.0
         #: Seconds that workers were inside steps, all together.
@@ -78,7 +77,7 @@ class Coordinator:
             queue_limit=limit,
             starved=not loading.delivery.next_ready,
             cpu=self._used_cpu() / seconds,
-            quota=self._quota,
+            quota=self.watch.quota,
             idle_cores=self.watch.idle_cores,
             most=slots.most,
         )

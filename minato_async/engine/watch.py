@@ -37,6 +37,11 @@ class DeadlineWatch:
     def idle_cores(self) -> float:
         return self._cores.idle
 
+    @property
+    def quota(self) -> float:
+        """CPUs that this process may use."""
+        return self._cores.quota
+
     def look(self, loading: Loading, now: float) -> list[Worker]:
         """Take measures; returns the workers to give up."""
         slots = self._slots

@@ -46,9 +46,12 @@ class NumpyStream:
         self._key = 0
         # Single numbers to be drawn before the `RandomState` takes over.
         self._hashed_left = 0
-        self._own = np.random.RandomState(0)
-        # Another object only if the sample installed a bit generator of its own.
-        self._state = self._own
+        # Made by the first sample that needs it, for that takes longer than all else that a thread
+        # sets up. Seeding it again is quick.
+        self._own: np.random.RandomState | None = None
+        # Another object only if the sample installed a bit generator of its own. Not there before
+        # the first sample that needs one.
+        self._state: np.random.RandomState
         self._generator: np.random.Generator | None = None
 
     def _start(self) -> int:
@@ -76,8 +79,12 @@ class NumpyStream:
         if self._hashed_left != _TWISTER:
             # 32 bits, for a RandomState takes long to seed from more. The upper half of a product
             # depends on all bits of the lower, so seeds that differ in a few low bits are apart.
+            seed = self._key * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF
             own = self._own
-            own.seed(self._key * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF)
+            if own is None:
+                own = self._own = np.random.RandomState(seed)
+            else:
+                own.seed(seed)
             self._state = own
             self._hashed_left = _TWISTER
         return self._state
@@ -109,9 +116,10 @@ class NumpyStream:
         """Go on from a saved stream, as the current sample's."""
         key, left, state = saved
         if state is not None:
-            target = self._own
             if state["bit_generator"] != "MT19937":
                 target = np.random.RandomState(getattr(np.random, state["bit_generator"])())
+            else:
+                target = self._own = self._own or np.random.RandomState(0)
             target.set_state(state)
             self._go_on_with(target)
         self._key, self._hashed_left = key, left
