@@ -53,8 +53,9 @@ def _handler(stream: TorchStream) -> Callable[..., Any]:
     """What every call of torch's interface on the thread of `stream` passes through.
 
     All that it needs are its own locals: free-threaded CPython 3.13 does not specialise code, so
-    an attribute costs it a search each time. And it looks into a table of its own, for cores that
-    share one would pass its reference count to and fro.
+    an attribute costs it a search each time. They are arguments that torch never gives, and not
+    keyword-only ones, whose defaults are searched for at each call too. And it looks into a table
+    of its own, for cores that share one would pass its reference count to and fro.
     """
 
     own_hooks = HOOKS.copy()
@@ -65,7 +66,6 @@ def _handler(stream: TorchStream) -> Callable[..., Any]:
         types: Any,
         args: Args = (),
         kwargs: Kwargs | None = None,
-        *,
         hook_of: Callable[[Any], Hook | None] = own_hooks.get,
         stream: TorchStream = stream,
         streams: SampleStreams = stream.streams,

@@ -148,3 +148,22 @@ def test_a_state_asked_for_after_single_numbers_holds_from_then_on() -> None:
         return first, second
 
     assert as_sample(work) == as_sample(work, after=2) != as_sample(work, 2)
+
+
+def test_a_random_state_is_made_when_a_sample_first_needs_it_and_once() -> None:
+    """To make one takes longer than everything else that a thread sets up."""
+
+    def work() -> tuple[Any, Any, Any]:
+        with new_streams().active() as streams:
+            streams.ticket = 0
+            np.random.random()
+            before = getattr(streams.numpy, "_state", None)
+            np.random.random(1)
+            first = streams.numpy.state()
+            streams.ticket = 1
+            np.random.random(1)
+            return before, first, streams.numpy.state()
+
+    before, first, second = on_thread(work)
+    assert before is None
+    assert first is second
