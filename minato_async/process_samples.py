@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from minato_async.engine.orders import (
     Rerun,
     ResumeSample,
     RunClaim,
+    Slow,
     WholeBatch,
 )
 from minato_async.errors import name_batch, name_sample
@@ -204,7 +204,10 @@ class _Claim:
         #: Costs of these, as `Finished` has them.
         self._costs: list[Sequence[float]] = []
         self._tickets = 1
-        self._told = perf_counter()
+        #: `perf_counter()` since when the samples of a single step are timed.
+        self._began = self._told = perf_counter()
+        #: The row that was told of as slow.
+        self._slow = -1
 
     def run(self) -> None:
         order, bound = self._order, self._bound
@@ -217,6 +220,8 @@ class _Claim:
             return recipe.seed(order.indices[place], repeat, order.position + place * unit)
 
         bound.streams.begin(seed)
+        if order.diverts:
+            current.job = self
         row, stop = start, start + len(order.indices)
         run = self._run_tickets if len(bound.steps) == 1 else self._run_ticket
         while row < stop and not self._worker.desk.abandoned:
@@ -240,8 +245,10 @@ class _Claim:
         return self._worker.collate(self._bound, list(order.given.indices), samples)
 
     def _flush(self) -> None:
-        """Tell of the samples that are finished."""
-        samples, self._samples = self._samples, []
+        """Make events of the samples that are finished."""
+        samples: list[Any] = self._samples[:]
+        # The same list: the one who appends to it may be at a checkpoint.
+        self._samples.clear()
         row, costs, tickets = self._first, self._costs, self._tickets
         self._costs = []
         if len(self._bound.steps) == 1:
@@ -252,6 +259,7 @@ class _Claim:
             packed = [self._packed(row + place, sample) for place, sample in enumerate(some)]
             self.events.append(Finished(row, packed, cost, tickets))
             row += len(packed)
+        self._first = row
 
     def _packed(self, row: int, sample: Any) -> Any:
         try:
@@ -265,16 +273,36 @@ class _Claim:
         index = self._order.indices[row - self._order.start]
         self.events += self._worker.failed(self._bound, row, index, step, error)
 
+    def checkpoint(self) -> None:
+        """In the middle of a step: end it if nobody waits for it. If it is slow, what is finished
+        goes its way, and the parent is told, who gives to others what stands behind it."""
+        self._worker.desk.checkpoint()
+        row = self._first + len(self._samples)
+        if row == self._slow or self._status.elapsed <= self._order.threshold:
+            return
+        self._slow = row
+        if len(self._bound.steps) == 1:
+            self._time(self._status.began, row - self._first)
+        self._flush()
+        self.events.append(Slow(row))
+        self._tell()
+
+    def _time(self, now: float, tickets: int) -> None:
+        """The tickets of a single step that have run since it was last asked took until `now`."""
+        self._costs = [(now - self._began,)] if tickets else []
+        self._began, self._tickets = now, tickets
+
     def _run_tickets(self, row: int, stop: int) -> int:
         """Run tickets of a single step up to the end, or to the first that fails; returns the row
         to go on with. Timed as a whole: what is done here for each is what a trivial one costs."""
         order, streams, status = self._order, self._bound.streams, self._status
         fetch, append, begin = self._bound.steps[0], self._samples.append, status.begin_row
         indices, start = order.indices, order.start
-        first, failure, ended = row, None, False
+        failure: BaseException | None = None
+        ended = False
         self._first = row
-        began = perf_counter()
-        status.enter(first=row)
+        self._began = began = perf_counter()
+        status.enter()
         try:
             while row < stop:
                 if not begin(row):
@@ -288,8 +316,7 @@ class _Claim:
         except BaseException as error:
             failure = error
         status.leave()
-        tickets = row - first + (failure is not None)
-        self._costs, self._tickets = [(perf_counter() - began,)], tickets
+        self._time(perf_counter(), row - self._first + (failure is not None))
         if failure is not None:
             self._flush()
             self._failed(row, 0, failure)
@@ -327,14 +354,18 @@ class _Claim:
                 step += 1
                 if step == len(steps):
                     break
-                if order.diverts and cost > order.threshold:
-                    with contextlib.suppress(Exception):  # what cannot be pickled stays here
+                if order.diverts and cost > order.threshold and row != self._slow:
+                    try:
                         packed = worker.desk.pack(value)
-                        self._flush()
-                        stream = bound.streams.detach()
-                        self.events.append(Diverted(row, packed, step, costs, stream))
-                        self._first = row + 1
-                        return row + 1
+                    except Exception:  # what cannot be pickled stays here
+                        continue
+                    self._flush()
+                    stream = bound.streams.detach()
+                    self.events.append(Diverted(row, packed, step, costs, stream))
+                    self._first = row + 1
+                    if row + 1 < stop:
+                        self._tell()
+                    return row + 1
         except BaseException as error:
             self._flush()
             self._failed(row, step, error)
@@ -344,5 +375,4 @@ class _Claim:
         self._costs.append(costs)
         if not order.whole and row + 1 < stop and perf_counter() - self._told > _NEWS:
             self._tell()
-            self._first = row + 1
         return row + 1

@@ -94,6 +94,12 @@ class Diverted(NamedTuple):
     stream: Any
 
 
+class Slow(NamedTuple):
+    """The sample of `row` is slow in the middle of a step, and its worker goes on with it."""
+
+    row: int
+
+
 class NotBegun(NamedTuple):
     """It was asked not to begin `row` and those after it."""
 

@@ -21,6 +21,7 @@ from minato_async.engine.orders import (
     Rerun,
     ResumeSample,
     RunClaim,
+    Slow,
     WholeBatch,
 )
 from minato_async.errors import name_sample
@@ -221,6 +222,10 @@ class RemoteClaimJob(RemoteJob):
 
     def _happened(self, event: Any) -> None:
         epoch, block = self._epoch, self._block
+        if isinstance(event, Slow):
+            if self._progress is not None and self._progress.row == event.row:
+                self.hand_off()
+            return
         if isinstance(event, WholeBatch):
             for costs in event.costs:
                 epoch.observe(costs, event.tickets)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 #: Numbers in the record of one worker. Each has its own cache lines.
 RECORD = 16
-_ORDER, _ROW, _INSIDE, _BEGAN, _COST, _STOP, _FIRST = range(7)
+_ORDER, _ROW, _INSIDE, _BEGAN, _COST, _STOP = range(6)
 #: The first record is for all: the newest context that was abandoned.
 _ABANDONED = 0
 
@@ -33,20 +33,31 @@ class Status:
     def begin_row(self, row: int) -> bool:
         """The worker is about to begin `row`; False if it was asked not to."""
         record = self._record
+        record[_BEGAN] = perf_counter()
         record[_ROW] = row
         with _fence:
             pass
         return not record[_STOP]
 
-    def enter(self, cost: float = 0.0, first: int = -1) -> None:
+    def enter(self, cost: float = 0.0) -> None:
         """It enters a step of a sample that has cost `cost` seconds before, or the only steps of
-        rows from `first` on."""
+        some rows, one after the other."""
         record = self._record
-        record[_FIRST] = first
         record[_COST], record[_BEGAN], record[_INSIDE] = cost, perf_counter(), 1
 
     def leave(self) -> None:
         self._record[_INSIDE] = 0
+
+    @property
+    def began(self) -> float:
+        """`perf_counter()` when the running step began."""
+        began: float = self._record[_BEGAN]
+        return began
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of cost of the running sample so far; 0 if there is none."""
+        return _elapsed(self._record)
 
     def abandoned(self, context: int) -> bool:
         """Nobody waits for what belongs to `context`."""
@@ -67,15 +78,16 @@ class Status:
         return OrderProgress(self._record, order)
 
 
+def _elapsed(record: memoryview[float]) -> float:
+    return record[_COST] + perf_counter() - record[_BEGAN] if record[_INSIDE] else 0.0
+
+
 class OrderProgress:
     """How far a worker has come with one order."""
 
     def __init__(self, record: memoryview[float], order: int) -> None:
         self._record = record
         self._order = order
-        #: The row at the last look, and since when it is known to have run.
-        self._seen = -1
-        self._since = 0.0
 
     @property
     def row(self) -> int:
@@ -84,17 +96,7 @@ class OrderProgress:
 
     @property
     def elapsed(self) -> float:
-        record, row = self._record, self.row
-        if row < 0 or not record[_INSIDE]:
-            return 0.0
-        began, now = record[_BEGAN], perf_counter()
-        if row != self._seen:
-            # Rows of a single step are timed together: since when this one runs is not told, but
-            # for the first of them.
-            self._since = began if self._seen < 0 and row == record[_FIRST] else now
-            self._seen = row
-        elapsed: float = record[_COST] + now - max(began, self._since)
-        return elapsed
+        return _elapsed(self._record) if self.row >= 0 else 0.0
 
     def stop(self) -> None:
         self._record[_STOP] = 1
