@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,7 @@ def in_turn(sizes: Sequence[int], batch_size: int | None, drop_last: bool = Fals
 
 
 def workers(kind: LoaderKind, count: int) -> LoaderKind:
-    return LoaderKind(kind.name, kind.cls, count, kind.in_order)
+    return dataclasses.replace(kind, num_workers=count)
 
 
 class Sized(IterableDataset[int]):

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.loaders import ANY_ORDER, SERIAL, TORCH, TORCH_WORKERS, WORKERS, LoaderKind
+from tests.loaders import (
+    ANY_ORDER,
+    PROCESSES,
+    SERIAL,
+    TORCH,
+    TORCH_WORKERS,
+    WORKERS,
+    LoaderKind,
+)
 
 from .datasets import (
     Failing,
@@ -31,7 +39,7 @@ from .datasets import (
 
 SERIAL_KINDS = pytest.mark.parametrize("kind", [TORCH, SERIAL], ids=lambda kind: kind.name)
 PARALLEL_KINDS = pytest.mark.parametrize(
-    "kind", [TORCH_WORKERS, WORKERS], ids=lambda kind: kind.name
+    "kind", [TORCH_WORKERS, WORKERS, PROCESSES], ids=lambda kind: kind.name
 )
 BATCHES = pytest.mark.parametrize(
     ("batch_size", "drop_last"), [(3, False), (3, True), (None, False)]
