@@ -122,6 +122,13 @@ def threads_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minato_async.options.gil_is_on", lambda: False)
 
 
+@pytest.fixture(params=["thread", "process"])
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs with each, as the default of all loaders, whatever the interpreter."""
+    monkeypatch.setattr("minato_async.options.gil_is_on", lambda: request.param == "process")
+    return str(request.param)
+
+
 @pytest.fixture
 def deterministic_algorithms() -> Iterator[None]:
     """Within the test, the user has asked torch for reproducibility.

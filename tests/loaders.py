@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
@@ -45,6 +46,9 @@ ONE_WORKER = LoaderKind("minato-1", MinatoLoader, 1)
 WORKERS = LoaderKind("minato-3", MinatoLoader, 3)
 ANY_ORDER = LoaderKind("minato-3-any-order", MinatoLoader, 3, in_order=False)
 PROCESSES = LoaderKind("minato-2-process", MinatoLoader, 2, executor="process")
+
+#: For tests that need not know on which.
+on_each_executor = pytest.mark.usefixtures("executor")
 
 #: Kinds whose batches are those that the sampler drew, in its order.
 IN_ORDER = (TORCH, SERIAL, ONE_WORKER, WORKERS, PROCESSES)

@@ -369,6 +369,11 @@ class Engine:
                 pass
 
     def take_now(self, worker: Worker, bell: Ringable) -> Job | None:
+        with self._lock:
+            # A bell may be rung twice. Whoever asks again is not idle any more: else it would be
+            # woken later while it is busy, and somebody who idles would not.
+            if bell in self._idle:
+                self._idle.remove(bell)
         return self._next_job(worker, lambda: bell)[0]
 
     def _next_job(self, worker: Worker, new_bell: Callable[[], R]) -> tuple[Job | None, R | None]:

@@ -29,6 +29,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"shuffle": True, "in_order": True},
     ),
     "persistent_workers": ({}, {"shuffle": True, "persistent_workers": True}),
+    "processes": ({}, {"shuffle": True, "executor": "process", "persistent_workers": True}),
+    "processes, dispatch_batches": ({"dispatch_batches": True}, {"executor": "process"}),
+    "processes, iterable": ({"dispatch_batches": False}, {"stream": True, "executor": "process"}),
     "iterable": ({"dispatch_batches": False}, {"stream": True}),
     "iterable, dispatched": ({}, {"stream": True}),
 }
@@ -40,12 +43,13 @@ def run(config: dict[str, Any], arguments: dict[str, Any], *, ours: bool) -> dic
         cpu=True, dataloader_config=DataLoaderConfiguration(**config)
     )
     arguments = {"batch_size": 4, **arguments}
+    executor = arguments.pop("executor", "thread")
     # 18 samples: neither whole batches nor a whole number of them for each rank.
     dataset: Any = Stream(18) if arguments.pop("stream", False) else Numbers(18)
     if ours:
         # One worker, for an iterable dataset is read once by each.
         loader = prepare(
-            accelerator, MinatoLoader(dataset, num_workers=1, executor="thread", **arguments)
+            accelerator, MinatoLoader(dataset, num_workers=1, executor=executor, **arguments)
         )
         skipping = skip_first_batches(loader, 1)
     else:

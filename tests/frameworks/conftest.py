@@ -19,4 +19,4 @@ os.environ |= {
 
 @pytest.fixture(autouse=True)
 def on_threads(threads_by_default: None) -> None:
-    """Their datasets note in the test's own process what was loaded by whom."""
+    """Where nothing depends on it, workers are threads, which start sooner."""

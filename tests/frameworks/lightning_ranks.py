@@ -28,6 +28,10 @@ LOADERS: dict[str, tuple[type[DataLoader[Any]], dict[str, Any]]] = {
         MinatoLoader,
         {"num_workers": 2, "executor": "thread", "in_order": True, "persistent_workers": True},
     ),
+    "ours, processes": (
+        MinatoLoader,
+        {"num_workers": 2, "executor": "process", "in_order": True, "persistent_workers": True},
+    ),
     "ours, any order": (MinatoLoader, {"num_workers": 2, "executor": "thread"}),
 }
 
@@ -44,7 +48,7 @@ def describe(loader: Any, epochs: list[list[list[float]]]) -> dict[str, Any]:
         "sampler": type(loader.sampler).__name__,
         "in_order": loader.in_order,
         "max_queue_size": getattr(loader, "max_queue_size", None),
-        "on_workers": loader.num_workers > 0 and loader.dataset.loaded_on_workers,
+        "on_workers": loader.num_workers > 0 and loader.dataset.loads.on_workers,
     }
 
 

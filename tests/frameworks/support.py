@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -10,31 +12,56 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+_fork = multiprocessing.get_context("fork")
+
+
+class Loads:
+    """How often each of some samples was loaded, and whether by workers: threads, or processes
+    that are forked, which share this memory."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._counts = mmap.mmap(-1, length + 1)
+
+    def __reduce__(self) -> Any:
+        return Loads, (self._length,)
+
+    def add(self, index: int) -> None:
+        self._counts[index] += 1
+        if get_worker_info() is None:
+            self._counts[self._length] = 1
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts[: self._length])
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether workers have loaded all, and at least something."""
+        assert self.count, "nothing was loaded"
+        return not self._counts[self._length]
+
+
 class Numbers(Dataset[torch.Tensor]):
-    """Sample i is a vector of i's. Notes the names of the threads that have loaded."""
+    """Sample i is a vector of i's. Notes who has loaded."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.loaded_by: set[str] = set()
+        self.loads = Loads(length)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.loaded_by.add(threading.current_thread().name)
+        self.loads.add(index % self.length)
         return torch.full((2,), float(index))
-
-    @property
-    def loaded_on_workers(self) -> bool:
-        """Whether our worker threads have loaded all, and at least something."""
-        assert self.loaded_by, "nothing was loaded"
-        return threading.main_thread().name not in self.loaded_by
 
 
 class Noisy(Numbers):
@@ -49,16 +76,24 @@ class FirstComesLast(Numbers):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.asked: list[int] = []
-        self.all_asked = threading.Event()
+        self._first = _fork.Value("i", -1)
+        self._others = _fork.Semaphore(0)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.asked.append(index)
-        if len(self.asked) == self.length:
-            self.all_asked.set()
-        elif index == self.asked[0]:
-            assert self.all_asked.wait(30), f"only asked for {self.asked}"
+        with self._first.get_lock():
+            if self._first.value < 0:
+                self._first.value = index
+        if index != self.first:
+            self._others.release()
+        else:
+            for number in range(self.length - 1):
+                assert self._others.acquire(timeout=30), f"only asked for {number} others"
         return super().__getitem__(index)
+
+    @property
+    def first(self) -> int:
+        first: int = self._first.value
+        return first
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -72,6 +107,14 @@ class Stream(IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Any:
         return (torch.full((2,), float(i)) for i in range(self.length))
+
+
+def our_workers() -> set[int]:
+    """What tells the workers that are alive apart: threads, and the processes that the one forks
+    which we have forked."""
+    threads = {t.native_id for t in threading.enumerate() if t.name.startswith("minato-worker")}
+    nurseries = psutil.Process().children()
+    return threads | {worker.pid for nursery in nurseries for worker in nursery.children()}
 
 
 def values(batches: Any) -> list[list[float]]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from minato_async import MinatoLoader
 from tests.frameworks.support import FirstComesLast, Noisy, Numbers, flat, run_ranks, values
+from tests.loaders import on_each_executor
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -61,13 +62,15 @@ def test_prepare_keeps_the_loader_and_its_options(accelerator: Any) -> None:
     assert len(prepared) == 3
 
 
+@on_each_executor
 def test_what_is_prepared_loads_on_our_workers(accelerator: Any) -> None:
     dataset = Numbers(12)
     prepared = prepare(accelerator, MinatoLoader(dataset, batch_size=4, num_workers=2))
     list(prepared)
-    assert dataset.loaded_on_workers
+    assert dataset.loads.on_workers
 
 
+@on_each_executor
 def test_a_class_with_its_own_constructor_stays(accelerator: Any) -> None:
     prepared = prepare(accelerator, OwnConstructor("data.bin"))
     assert type(prepared.base_dataloader) is OwnConstructor
@@ -119,16 +122,18 @@ def test_a_wrapper_with_no_place_for_our_loader_is_refused(
         prepare(accelerator, MinatoLoader(Numbers(4)))
 
 
+@on_each_executor
 def test_ready_first_inside(accelerator: Any) -> None:
     loader = MinatoLoader(FirstComesLast(12), batch_size=4, num_workers=2, in_order=False)
     got = values(prepare(accelerator, loader))
     assert sorted(flat(got)) == list(range(12))
-    assert loader.dataset.asked[0] not in got[0]
+    assert loader.dataset.first not in got[0]
 
 
 # skip_first_batches
 
 
+@on_each_executor
 @pytest.mark.parametrize("prepared", [True, False])
 def test_skipping_keeps_the_loader(accelerator: Any, prepared: bool) -> None:
     loader: Any = MinatoLoader(Numbers(12), batch_size=4, num_workers=2, max_queue_size=8)
@@ -154,6 +159,7 @@ def test_skipping_warns_where_the_order_is_not_kept(accelerator: Any) -> None:
         skip_first_batches(prepare(accelerator, loader), 1)
 
 
+@on_each_executor
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_with_batches_skipped_is_an_epoch(accelerator: Any, workers: int) -> None:
     """Random streams depend on the number of the epoch: none comes twice."""
@@ -181,6 +187,7 @@ class EpochSampler(SequentialSampler):
         return (10 * self.epoch + index for index in super().__iter__())
 
 
+@on_each_executor
 @pytest.mark.parametrize("persistent", [True, False])
 def test_the_next_epoch_begins_with_set_epoch(accelerator: Any, persistent: bool) -> None:
     numbers = Numbers(4)
@@ -205,6 +212,7 @@ def _our_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not threading.main_thread()]
 
 
+@on_each_executor
 def test_break_ends_the_workers(accelerator: Any) -> None:
     prepared = prepare(accelerator, MinatoLoader(Numbers(400), batch_size=4, num_workers=2))
     for _ in prepared:
@@ -215,6 +223,7 @@ def test_break_ends_the_workers(accelerator: Any) -> None:
         assert not thread.is_alive()
 
 
+@on_each_executor
 def test_free_memory_ends_persistent_workers(accelerator: Any) -> None:
     loader = MinatoLoader(Numbers(12), batch_size=4, num_workers=2, persistent_workers=True)
     loader = prepare(accelerator, loader)

@@ -19,7 +19,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
-from tests.frameworks.support import ROOT, FirstComesLast, Numbers, Stream, flat, values
+from tests.frameworks.support import (
+    ROOT,
+    FirstComesLast,
+    Numbers,
+    Stream,
+    flat,
+    our_workers,
+    values,
+)
+from tests.loaders import on_each_executor
 
 lightning = pytest.importorskip("lightning")
 
@@ -101,6 +110,7 @@ def global_seeds() -> Iterator[None]:
 # Training
 
 
+@on_each_executor
 @pytest.mark.parametrize("limit", [None, 3])
 def test_fit_is_the_same_with_our_loader(limit: int | None) -> None:
     """With validation in the middle of training, and, limited, epochs that are broken off."""
@@ -114,16 +124,17 @@ def test_fit_is_the_same_with_our_loader(limit: int | None) -> None:
     stock, ours = got
     assert len(stock[0]) == 3
     assert ours == stock
-    assert dataset.loaded_on_workers
+    assert dataset.loads.on_workers
 
 
+@on_each_executor
 def test_persistent_workers_end_with_the_fit() -> None:
     """Lightning only drops its reference to a loader's iterator."""
     alive: list[int] = []
 
     class Watching(Model):
         def on_train_epoch_end(self) -> None:
-            alive.append(threading.active_count())
+            alive.append(len(our_workers()))
 
     model, dataset = Watching(), Numbers(24)
     trainer(max_epochs=3, val_check_interval=2, num_sanity_val_steps=1).fit(
@@ -132,27 +143,29 @@ def test_persistent_workers_end_with_the_fit() -> None:
         make(MinatoLoader, Numbers(6), persistent_workers=True),
     )
     assert model.epochs == [values(DataLoader(dataset, 4))] * 3
-    assert min(alive) > 1
+    assert min(alive) >= 2
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join(10)
             assert not thread.is_alive()
 
 
+@on_each_executor
 def test_workers_persist_between_epochs() -> None:
     class Watching(Model):
-        workers: set[int | None] = set()  # noqa: RUF012
+        workers: set[int] = set()  # noqa: RUF012
 
         def on_train_epoch_end(self) -> None:
-            self.workers |= {t.ident for t in threading.enumerate() if "minato" in t.name}
+            self.workers |= our_workers()
 
     model = Watching()
     loader = make(MinatoLoader, Numbers(24), persistent_workers=True)
     trainer(max_epochs=3).fit(model, loader)
     assert len(model.epochs) == 3
-    assert len(model.workers) == 3, "two workers and the loop that coordinates them"
+    assert len(model.workers) == 2
 
 
+@on_each_executor
 def test_early_stopping_ends_the_workers() -> None:
     model = Model()
     stop = EarlyStopping("value", patience=1)
@@ -163,6 +176,7 @@ def test_early_stopping_ends_the_workers() -> None:
     # The rest is seen by the fixture `nothing_is_left`.
 
 
+@on_each_executor
 def test_an_error_in_training_ends_the_workers() -> None:
     class Failing(Model):
         def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
@@ -182,6 +196,7 @@ def test_overfit_batches_trains_on_the_same_batches() -> None:
     assert model.epochs == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
 
 
+@on_each_executor
 def test_seeding_the_workers_leaves_the_training_alone(global_seeds: None) -> None:
     """Lightning then gives each loader a `worker_init_fn` that seeds the global generators."""
     got = []
@@ -195,12 +210,13 @@ def test_seeding_the_workers_leaves_the_training_alone(global_seeds: None) -> No
     assert got[0] == got[1]
 
 
+@on_each_executor
 def test_ready_first_in_training() -> None:
     model = Model()
     loader = MinatoLoader(FirstComesLast(12), batch_size=4, num_workers=2, in_order=False)
     trainer(max_epochs=1).fit(model, loader)
     assert sorted(flat(model.epochs[0])) == list(range(12))
-    assert loader.dataset.asked[0] not in model.epochs[0][0]
+    assert loader.dataset.first not in model.epochs[0][0]
 
 
 # Loaders that Lightning makes afresh
@@ -276,6 +292,7 @@ def test_iterable_datasets_keep_their_mode() -> None:
     assert sorted(flat(batch.tolist() for batch in got)) == list(range(12))
 
 
+@on_each_executor
 def test_a_loader_can_be_pickled_for_other_ranks() -> None:
     """As for the strategy `ddp_spawn`."""
     options = {"in_order": None, "max_queue_size": 16, "seed": 3}
@@ -299,6 +316,7 @@ class Writer(BasePredictionWriter):  # type: ignore[misc]
         (self.indices,) = batch_indices
 
 
+@on_each_executor
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("in_order", [None, True])
 def test_predictions_are_labelled_right(shuffle: bool, in_order: bool | None) -> None:
@@ -328,13 +346,14 @@ def test_reordering_is_not_done_in_prediction() -> None:
 # Fabric
 
 
+@on_each_executor
 def test_fabric_takes_the_loader() -> None:
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     dataset = Numbers(12)
     loader = fabric.setup_dataloaders(make(MinatoLoader, dataset, persistent_workers=True))
     assert type(loader._dataloader) is MinatoLoader
     assert [values(loader) for _ in range(2)] == [values(DataLoader(Numbers(12), 4))] * 2
-    assert dataset.loaded_on_workers
+    assert dataset.loads.on_workers
 
 
 # Two ranks
@@ -361,7 +380,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["ours", "ours, persistent"])
+@pytest.mark.parametrize("name", ["ours", "ours, persistent", "ours, processes"])
 def test_two_ranks_train_on_the_same_batches(two_ranks: Any, name: str) -> None:
     for stock, ours in zip(two_ranks["torch"], two_ranks[name], strict=True):
         assert ours["class"] == "MinatoLoader"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from minato_async import MinatoLoader
+from tests.frameworks.support import Loads, our_workers
+from tests.loaders import on_each_executor
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
@@ -26,8 +28,8 @@ class Points(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.loaded: list[tuple[int, bool]] = []
-        self.later_one = threading.Event()
+        self.loads = Loads(length)
+        self.later_one = multiprocessing.get_context("fork").Event()
         #: Sample 0 is not ready before one of a later batch is.
         self.first_comes_last = False
 
@@ -39,15 +41,9 @@ class Points(Dataset[dict[str, torch.Tensor]]):
             self.later_one.set()
         elif index == 0 and self.first_comes_last:
             assert self.later_one.wait(30), "no later sample was loaded meanwhile"
-        on_worker = threading.current_thread() is not threading.main_thread()
-        self.loaded.append((index, on_worker))
+        self.loads.add(index)
         x = torch.tensor([index / self.length])
         return {"x": x, "labels": 3 * x + 1}
-
-    @property
-    def loaded_on_workers(self) -> bool:
-        assert self.loaded, "nothing was loaded"
-        return all(on_worker for _, on_worker in self.loaded)
 
 
 class Line(torch.nn.Module):
@@ -97,6 +93,7 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@on_each_executor
 def test_training_is_the_same_with_our_loader(tmp_path: Path) -> None:
     stock = make(transformers.Trainer, tmp_path, Points(20), workers=0)
     stock.train()
@@ -105,10 +102,11 @@ def test_training_is_the_same_with_our_loader(tmp_path: Path) -> None:
     ours.train()
     assert len(losses(stock)) == 10
     assert losses(ours) == losses(stock)
-    assert dataset.loaded_on_workers
+    assert dataset.loads.on_workers
     assert ours.evaluate()["eval_loss"] == stock.evaluate()["eval_loss"]
 
 
+@on_each_executor
 def test_persistent_workers_end_with_the_trainer(tmp_path: Path) -> None:
     """The fixture `nothing_is_left` sees whether they do."""
     dataset = Points(20)
@@ -117,8 +115,8 @@ def test_persistent_workers_end_with_the_trainer(tmp_path: Path) -> None:
     trainer.evaluate()
     trainer.evaluate()
     assert len(losses(trainer)) == 10
-    assert dataset.loaded_on_workers
-    assert threading.active_count() > 1
+    assert dataset.loads.on_workers
+    assert len(our_workers()) >= 2
 
 
 def test_the_loaders_are_ours_with_all_options(tmp_path: Path) -> None:
@@ -147,6 +145,7 @@ def test_the_loaders_are_ours_with_all_options(tmp_path: Path) -> None:
     assert trainer.get_eval_dataloader() is evaluation
 
 
+@on_each_executor
 @pytest.mark.parametrize("in_order", [True, False])
 def test_predictions_come_in_order(tmp_path: Path, in_order: bool) -> None:
     """Also where the user has allowed training to reorder, which `TrainingArguments` says once."""
@@ -158,6 +157,7 @@ def test_predictions_come_in_order(tmp_path: Path, in_order: bool) -> None:
     assert predicted[:, 0].tolist() == [(torch.tensor(i) / 20).item() for i in range(20)]
 
 
+@on_each_executor
 def test_resuming_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """The Trainer skips what it has trained on, through a loader that Accelerate makes afresh."""
     whole = make(OurTrainer, tmp_path, Points(20), workers=2, save_strategy="steps", save_steps=3)
@@ -165,9 +165,9 @@ def test_resuming_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     dataset = Points(20)
     resumed = make(OurTrainer, tmp_path, dataset, workers=2)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert dataset.loaded_on_workers
+    assert dataset.loads.on_workers
     # Two batches of the first epoch were left, and all of the second.
-    assert len(dataset.loaded) == (2 + 5) * BATCH
+    assert dataset.loads.count == (2 + 5) * BATCH
     assert losses(resumed) == losses(whole)
 
 

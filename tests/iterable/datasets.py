@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -72,7 +72,7 @@ def in_turn(sizes: Sequence[int], batch_size: int | None, drop_last: bool = Fals
 
 
 def workers(kind: LoaderKind, count: int) -> LoaderKind:
-    return replace(kind, num_workers=count)
+    return dataclasses.replace(kind, num_workers=count)
 
 
 class Sized(IterableDataset[int]):

@@ -31,7 +31,7 @@ from .datasets import (
 
 SERIAL_KINDS = pytest.mark.parametrize("kind", [TORCH, SERIAL], ids=lambda kind: kind.name)
 PARALLEL_KINDS = pytest.mark.parametrize(
-    "kind", [TORCH_WORKERS, WORKERS], ids=lambda kind: kind.name
+    "kind", [TORCH_WORKERS, WORKERS, PROCESSES], ids=lambda kind: kind.name
 )
 BATCHES = pytest.mark.parametrize(
     ("batch_size", "drop_last"), [(3, False), (3, True), (None, False)]

@@ -14,10 +14,14 @@ from minato_async import MinatoLoader
 from .datasets import Range, iterating, lists, outcomes
 
 #: The consumer's thread, workers with a shard each, workers that share one iterator.
+SERIAL: dict[str, Any] = {}
+THREADS = {"num_workers": 2, "executor": "thread"}
+PROCESSES = {"num_workers": 2, "executor": "process"}
+SHARED = {"num_workers": 2, "executor": "thread", "iterable_mode": "shared"}
 WAYS = pytest.mark.parametrize(
     "way",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "iterable_mode": "shared"}],
-    ids=["serial", "sharded", "shared"],
+    [SERIAL, THREADS, PROCESSES, SHARED],
+    ids=["serial", "threads", "processes", "shared"],
 )
 
 
@@ -32,7 +36,7 @@ def add_one(value: int) -> int:
 @WAYS
 def test_they_are_applied_one_after_the_other(way: dict[str, Any]) -> None:
     loader = MinatoLoader(Range(0, 4), batch_size=2, transforms=[tenfold, add_one], **way)
-    shards = 2 if way == {"num_workers": 2} else 1
+    shards = 2 if way in (THREADS, PROCESSES) else 1
     found = sorted(sample for batch in lists(loader) for sample in batch)
     assert found == sorted([1, 11, 21, 31] * shards)
 
@@ -100,7 +104,7 @@ def test_they_run_on_workers_which_are_told_their_shard() -> None:
     assert seen == {(0, False), (1, False)}
 
 
-@pytest.mark.parametrize("way", [{"num_workers": 2}, {"num_workers": 2, "iterable_mode": "shared"}])
+@pytest.mark.parametrize("way", [THREADS, PROCESSES, SHARED])
 def test_they_draw_from_the_samples_own_stream(way: dict[str, Any]) -> None:
     def draw(value: int) -> tuple[int, float]:
         return value, random.random()

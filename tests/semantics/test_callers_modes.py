@@ -12,7 +12,15 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_async import MinatoLoader
-from tests.loaders import SERIAL, TORCH, TORCH_WORKERS, WORKERS, LoaderKind
+from tests.loaders import (
+    PROCESSES,
+    SERIAL,
+    TORCH,
+    TORCH_WORKERS,
+    WORKERS,
+    LoaderKind,
+    on_each_executor,
+)
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -53,7 +61,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 @pytest.mark.parametrize("dataset", [Modes(), ModesInTurn()], ids=["map", "iterable"])
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize(
-    "kind", [TORCH, TORCH_WORKERS, SERIAL, WORKERS], ids=lambda kind: kind.name
+    "kind", [TORCH, TORCH_WORKERS, SERIAL, WORKERS, PROCESSES], ids=lambda kind: kind.name
 )
 def test_modes_are_the_callers(kind: LoaderKind, around: str, dataset: Any) -> None:
     token = variable.set("caller's")
@@ -68,6 +76,7 @@ def test_modes_are_the_callers(kind: LoaderKind, around: str, dataset: Any) -> N
         assert {*samples, collating} == {expected}
 
 
+@on_each_executor
 @pytest.mark.parametrize("dataset", [Modes(), ModesInTurn()], ids=["map", "iterable"])
 def test_each_epoch_has_those_with_which_it_was_begun(dataset: Any) -> None:
     """Torch's persistent workers have those of the first for good."""
@@ -78,6 +87,7 @@ def test_each_epoch_has_those_with_which_it_was_begun(dataset: Any) -> None:
             assert {collating for _, collating in loader} == {expected}
 
 
+@on_each_executor
 def test_batches_made_under_inference_mode_can_be_trained_on() -> None:
     """They are made ahead: the block may have ended when they are used."""
     weight = torch.ones(1, requires_grad=True)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, default_collate
 from minato_async import MinatoLoader, collation
 from minato_async.collation import DefaultRows, DefaultRowWriter, RowLeaf
 from minato_async.engine.claim_size import ClaimSize
-from tests.loaders import SERIAL, TORCH, WORKERS, LoaderKind
+from tests.loaders import PROCESSES, SERIAL, TORCH, WORKERS, LoaderKind, on_each_executor
 
 from .support import (
     COLLATED_SAMPLES,
@@ -476,7 +476,9 @@ class TestInALoader:
         """Samples that are claimed by the batch are not written: here none is."""
         monkeypatch.setattr(ClaimSize, "next", lambda self: 1)
 
-    @pytest.mark.parametrize("kind", [TORCH, SERIAL, WORKERS], ids=lambda kind: kind.name)
+    @pytest.mark.parametrize(
+        "kind", [TORCH, SERIAL, WORKERS, PROCESSES], ids=lambda kind: kind.name
+    )
     @pytest.mark.parametrize("size", [2, 100_000])
     def test_mixed_dtypes_give_the_one_that_holds_them_all(
         self, kind: LoaderKind, size: int
@@ -500,6 +502,7 @@ class TestInALoader:
             assert tensors[:, -1].tolist() == arrays[:, -1].tolist() == numbers.tolist()
         assert sorted(number for batch in found for number in batch[2].tolist()) == list(range(11))
 
+    @on_each_executor
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
     @pytest.mark.parametrize("in_order", [True, False])
     def test_batches_that_became_shorter(self, in_order: bool, on_error: str) -> None:
@@ -535,11 +538,13 @@ class TestInALoader:
         assert_same(batch, torch.stack(samples))
         assert counted.written == 0
 
+    @on_each_executor
     @pytest.mark.parametrize("samples", COLLATED_SAMPLES, ids=repr)
     def test_every_structure(self, samples: list[Any]) -> None:
         found = list(MinatoLoader(samples, 2, num_workers=2, in_order=True))
         assert_same(found, list(DataLoader(samples, 2)))
 
+    @on_each_executor
     @pytest.mark.parametrize(
         "make",
         [

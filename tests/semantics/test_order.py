@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from minato_async import MinatoLoader
 from minato_async.engine.claim_size import ClaimSize
 from minato_async.order import choose_order
+from tests.loaders import on_each_executor
 
 from .support import Holding, InThread, iterating, lists, once_each, samples_in
 
@@ -40,6 +41,7 @@ class TestStrict:
             consumer.result()
         assert lists(found) == [[i, i + 1] for i in range(0, 12, 2)]
 
+    @on_each_executor
     @pytest.mark.parametrize("num_workers", [1, 2, 8])
     @pytest.mark.parametrize("max_queue_size", [None, 1, 30])
     def test_batches_come_as_drawn(self, num_workers: int, max_queue_size: int | None) -> None:
@@ -95,6 +97,7 @@ class TestReadyFirst:
         assert sorted(len(batch) for batch in found) == [2, 4, 4]
         assert samples_in(found) == once_each(range(10))
 
+    @on_each_executor
     @pytest.mark.parametrize("drop_last", [False, True])
     @pytest.mark.parametrize("num_workers", [1, 3])
     @pytest.mark.parametrize("max_queue_size", [None, 1, 25])

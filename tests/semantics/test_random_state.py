@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from minato_async import MinatoLoader
+from tests.loaders import on_each_executor
 
 from .support import lists
 
@@ -64,6 +65,7 @@ def same_as_torch(scenario: Callable[[Make], Any], make: Make = ours) -> None:
     ids=["serial", "workers", "persistent"],
 )
 class TestGlobalGenerator:
+    @on_each_executor
     def test_several_epochs(self, num_workers: int, persistent: bool) -> None:
         def scenario(make: Make) -> list[Any]:
             loader = make(
@@ -90,6 +92,7 @@ class TestGlobalGenerator:
 
         same_as_torch(scenario)
 
+    @on_each_executor
     def test_numbers_are_drawn_when_torch_draws_them(
         self, num_workers: int, persistent: bool
     ) -> None:
@@ -139,6 +142,7 @@ class TestPrefetch:
 
         same_as_torch(scenario)
 
+    @on_each_executor
     def test_in_any_order(self) -> None:
         def scenario(make: Make) -> list[Any]:
             loader = make(range(1000), 4, sampler=DrawsWhenAsked(38), num_workers=2)
@@ -160,6 +164,7 @@ class TestPrefetch:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 class TestGivenGenerator:
+    @on_each_executor
     def test_is_drawn_from_as_torch_does(self, num_workers: int) -> None:
         def scenario(make: Make) -> list[Any]:
             generator = torch.Generator().manual_seed(5)
@@ -188,6 +193,7 @@ class TestGivenGenerator:
         assert epochs() == epochs()
 
 
+@on_each_executor
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_other_generators_are_left_alone(num_workers: int) -> None:
     """Python's and numpy's global generators belong to the user."""
