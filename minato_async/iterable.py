@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_collate, default_convert
 
 from minato_async.autocast import Autocast
-from minato_async.datapipes import copy_pipe, settings_for
+from minato_async.datapipes import seed_pipe, settings_for
 from minato_async.dataset import finisher
 from minato_async.engine.engine import Engine
 from minato_async.engine.loading import Loading, Sync
@@ -29,7 +30,6 @@ from minato_async.order import choose_order
 from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.remote import RemoteLoading
-from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
 from minato_async.workers import DatasetCopy
 
@@ -45,6 +45,9 @@ class ShardedIterator(EngineIterator):
     """
 
     _epoch: Loading
+    _shards: list[Shard]
+    #: With which data pipes shuffle.
+    _pipe_seed: int | None = None
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         #: The shards are read in other processes.
@@ -59,7 +62,10 @@ class ShardedIterator(EngineIterator):
             for copy in self._copies:
                 copy.refresh(loader.dataset)
             if self._pipes is not None:
-                self._seed_pipes(self._pipes.draw_seed(loader))
+                self._pipe_seed = self._pipes.draw_seed(loader)
+                if self._remote is None:
+                    for shard in self._shards:
+                        seed_pipe(shard.dataset, self._pipe_seed)
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         recipe = make_shard_recipe(loader, seeds, finish=not self._elsewhere)
@@ -73,7 +79,7 @@ class ShardedIterator(EngineIterator):
         if self._remote is None:
             start = partial(IterableEpoch, self._shards, recipe, keeps_order, ahead, window)
         else:
-            context = self._remote.next_epoch(loader, seeds)
+            context = self._remote.next_epoch(loader, seeds, self._pipe_seed)
             start = partial(
                 RemoteShardedEpoch,
                 self._shards,
@@ -94,50 +100,39 @@ class ShardedIterator(EngineIterator):
             self._options, scheduler="fixed", max_workers=self._options.num_workers
         )
         make_info = partial(_shard_info, len(self._shards), self._base_seed, self._options.isolated)
-        make_runner = partial(ShardRunner, ShardPlan(loader.dataset, recipe, make_info))
+        pipes = None if self._pipes is None else self._pipes.sharding
+        # What torch's own collating takes is no more than packing would.
+        collates = loader.collate_fn not in (default_collate, default_convert)
+        shares = loader.iterable_mode == "shared" and self._options.num_workers > 1
+        shares = shares and (collates or bool(recipe.transforms))
+        plan = ShardPlan(loader.dataset, recipe, make_info, pipes, self._pipe_seed, shares)
+        make_runner = partial(ShardRunner, plan)
         self._remote = RemoteLoading(loader, make_runner, self._base_seed, self._options)
         return self._new_engine(self._remote.new_executor)
 
     def _open(self, loader: MinatoLoader[Any]) -> None:
-        self._pipes = settings_for(loader)
-        self._elsewhere = self._options.executor == "process" and self._can_be_elsewhere(loader)
-        pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
-        self._start(loader)
         count = 1 if loader.iterable_mode == "shared" else loader.num_workers
+        self._pipes = settings_for(loader, count)
+        self._elsewhere = self._options.executor == "process"
+        self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
+        self._start(loader)
         self._copies: list[DatasetCopy] = []
-        if self._pipes is None:
+        if self._elsewhere:  # each process makes its own
+            datasets: list[Any] = [None] * count
+        elif self._pipes is None:
             self._copies = [DatasetCopy(loader.dataset) for _ in range(count)]
             datasets = [copy.dataset for copy in self._copies]
         else:
-            datasets = [copy_pipe(loader.dataset) for _ in range(count)]
+            assert self._pipe_seed is not None
+            sharding, seed = self._pipes.sharding, self._pipe_seed
+            datasets = [sharding.shard_of(loader.dataset, s, seed) for s in range(count)]
         make_info = partial(_shard_info, count, self._base_seed, self._options.isolated)
         self._shards = [
             Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
         ]
-        if self._pipes is not None and pipe_seed is not None:
-            self._seed_pipes(pipe_seed)
-            for shard in self._shards:
-                self._pipes.shard(shard.dataset, shard.number, count)
+        if self._pipes is not None:
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
-
-    def _can_be_elsewhere(self, loader: MinatoLoader[Any]) -> bool:
-        """Whether worker processes can read this dataset. Warns where they were asked for."""
-        if self._pipes is None and loader.iterable_mode == "sharded":
-            return True
-        what = 'iterable_mode="shared"' if self._pipes is None else "a data pipe"
-        if loader.executor == "process":
-            warn_user(
-                f"{what} is loaded by threads, although executor='process' asks for processes: "
-                "they cannot share an iterator",
-                RuntimeWarning,
-            )
-        return False
-
-    def _seed_pipes(self, seed: int) -> None:
-        assert self._pipes is not None
-        for shard in self._shards:
-            self._pipes.seed(shard.dataset, seed)
 
     def _count(self) -> None:
         self._length.count(stacklevel=4)
@@ -148,12 +143,12 @@ class SerialIterableIterator(SerialIterator):
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
-        pipes = settings_for(loader)
+        pipes = settings_for(loader, 1)
         if pipes is not None:
-            pipes.seed(loader.dataset, pipes.draw_seed(loader))
+            seed_pipe(loader.dataset, pipes.draw_seed(loader))
         self._start(loader)
         if pipes is not None:
-            pipes.shard(loader.dataset, 0, 1)
+            pipes.sharding.shard(loader.dataset, 0)
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         self._recipe = make_shard_recipe(loader, seeds)

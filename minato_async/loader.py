@@ -55,7 +55,8 @@ class MinatoLoader(DataLoader[T_co]):
         iterable_mode: for an iterable dataset. "sharded": each shard has its own iterator, as
             with torch. "shared": there is one iterator, read by one worker at a time, and what it
             yields is collated by all; a dataset or `worker_init_fn` that divides the data by
-            `get_worker_info()` is told to be the only worker.
+            `get_worker_info()` is told to be the only worker. On processes, one of them has the
+            iterator, and all share out the `transforms` and a `collate_fn` that is not torch's.
         seed: base seed of the random state that each sample has for itself: what it draws from
             `random`, `numpy.random` and torch depends on (seed, epoch, index) alone. None: drawn
             as torch draws it, from `generator`. False: off, workers draw from the process-wide
@@ -64,7 +65,8 @@ class MinatoLoader(DataLoader[T_co]):
         transforms: steps applied to `dataset[index]`, one after the other. Between two of them a
             slow sample can be diverted, so that its worker goes on with others. To what an
             iterable dataset yields they are applied by the worker that reads the shard; nothing is
-            diverted there, for a shard is read from one end to the other.
+            diverted there, for a shard is read from one end to the other. One that raises costs
+            the batch that its sample was read for.
         timeout_threshold: seconds inside steps after which a sample is slow; None: learned.
         threshold_percentile: the percentile of recent costs that is the learned threshold.
         warmup_batches: batches observed before the threshold holds, at most a tenth of an epoch.
@@ -87,8 +89,7 @@ class MinatoLoader(DataLoader[T_co]):
         executor: what loads. "thread"; "process": worker processes, forked at `iter()`; "auto":
             processes where the GIL is on and they can be forked, else threads. They can on Linux,
             unless `multiprocessing_context` or `multiprocessing.set_start_method` asks for another
-            start method. Asked anew for every epoch. An iterable dataset with
-            `iterable_mode="shared"`, and data pipes, are always loaded by threads.
+            start method. Asked anew for every epoch.
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.

@@ -45,6 +45,8 @@ class EpochPayload:
     autocast: Autocast
     #: What was set anew in the dataset.
     changes: dict[Path, Any]
+    #: With which data pipes shuffle.
+    pipe_seed: int | None = None
 
 
 class SampleRunner:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minato_async.changes import apply
+from minato_async.datapipes import PipeSharding, seed_pipe
 from minato_async.engine.bell import DueBells
-from minato_async.engine.remote_shards import ReadShard, ShardRead
+from minato_async.engine.remote_shards import FinishBatch, ReadShard, ShardRead
 from minato_async.engine.shard_jobs import ReadJob, close_shard
 from minato_async.engine.shards import Shard, ShardBatch, ShardPass, ShardRecipe
 from minato_async.process_samples import EpochPayload
+from minato_async.process_shared import Finishing, ReadRawJob
 from minato_async.process_worker import Desk
 from minato_async.transport.failures import pack_error
 from minato_async.workers import DatasetCopy
@@ -27,6 +29,11 @@ class ShardPlan:
     recipe: ShardRecipe
     #: Makes what `get_worker_info()` returns in shard `number`, for this copy of the dataset.
     make_info: Callable[[int, Any], Any]
+    #: For data pipes, and the seed of the first epoch.
+    pipes: PipeSharding | None
+    pipe_seed: int | None
+    #: Who reads a batch leaves it to others to finish.
+    shares: bool
 
 
 class ShardRunner:
@@ -36,7 +43,8 @@ class ShardRunner:
         self._plan = plan
         self._desk = desk
         self._recipe = self._packing(plan.recipe)
-        self._shards: dict[int, tuple[Shard, DatasetCopy]] = {}
+        self._shards: dict[int, tuple[Shard, DatasetCopy | None]] = {}
+        self._pipe_seed = plan.pipe_seed
         self._passes: dict[int, ShardPass] = {}
 
     def _packing(self, recipe: ShardRecipe) -> ShardRecipe:
@@ -50,30 +58,50 @@ class ShardRunner:
             close_shard(source)
         self._passes.clear()
         apply(self._plan.dataset, payload.changes)
-        for _, copy in self._shards.values():
-            apply(copy.dataset, payload.changes)
-            copy.refresh(self._plan.dataset)
+        self._pipe_seed = payload.pipe_seed
+        for shard, copy in self._shards.values():
+            if copy is not None:
+                apply(copy.dataset, payload.changes)
+                copy.refresh(self._plan.dataset)
+            elif self._pipe_seed is not None:
+                seed_pipe(shard.dataset, self._pipe_seed)
         self._recipe = replace(
             self._recipe, seeds=payload.seeds, grad=payload.grad, autocast=payload.autocast
         )
 
-    def run(self, order: ReadShard) -> Sequence[Any]:
+    def run(self, order: ReadShard | FinishBatch) -> Sequence[Any]:
+        if isinstance(order, FinishBatch):
+            shard = self._shard(order.number)
+            return [Finishing(order, shard, self._recipe, self._desk).run()]
         source = self._pass(order.number)
         reading = _Reading(self._desk)
         # Its own lock and bells: nobody else is here.
-        ReadJob(source, reading, self._recipe, reading).run(self._desk)
-        return reading.events
+        if not self._plan.shares:
+            ReadJob(source, reading, self._recipe, reading).run(self._desk)
+            return reading.events
+        job = ReadRawJob(source, reading, self._recipe, reading, self._desk)
+        job.run(self._desk)
+        return [event._replace(packed=job.packed, states=job.states) for event in reading.events]
 
     def _pass(self, number: int) -> ShardPass:
         source = self._passes.get(number)
         if source is None:
-            if number not in self._shards:
-                copy = DatasetCopy(self._plan.dataset)
-                info = self._plan.make_info(number, copy.dataset)
-                self._shards[number] = Shard(number, copy.dataset, info), copy
-            shard, _ = self._shards[number]
+            shard = self._shard(number)
             source = self._passes[number] = ShardPass(shard, self._recipe)
         return source
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._shards:
+            plan, copy = self._plan, None
+            if plan.pipes is None:
+                copy = DatasetCopy(plan.dataset)
+                dataset = copy.dataset
+            else:
+                assert self._pipe_seed is not None
+                dataset = plan.pipes.shard_of(plan.dataset, number, self._pipe_seed)
+            shard = Shard(number, dataset, plan.make_info(number, dataset))
+            self._shards[number] = shard, copy
+        return self._shards[number][0]
 
 
 class _Reading:

@@ -68,14 +68,16 @@ class RemoteLoading:
         main = partial(run_worker, self._plan)
         return ProcessExecutor(source, on_all_ended, main, self._memory)
 
-    def next_epoch(self, loader: MinatoLoader[Any], seeds: EpochSeeds) -> Context:
+    def next_epoch(
+        self, loader: MinatoLoader[Any], seeds: EpochSeeds, pipe_seed: int | None = None
+    ) -> Context:
         """What the workers have to know of the epoch that begins."""
         number = next(self._numbers)
         payload = b""
         if number > 1:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
             changes = self._changes.since_last(loader.dataset)
-            payload = pickle.dumps(EpochPayload(seeds, grad, autocast, changes))
+            payload = pickle.dumps(EpochPayload(seeds, grad, autocast, changes, pipe_seed))
         return Context(number, payload, _Abandon(self._memory))
 
     def receive(self, content: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,8 @@ from types import GeneratorType
 from typing import Any
 
 from minato_async.engine.recipe import Streams
+
+_END = object()
 
 
 def _never() -> bool:
@@ -35,38 +38,61 @@ class Reader:
         #: What it is in: 0 the iterator, n the n-th transform.
         self.step = 0
         self.ended = False
+        #: The ordinal of the sample that `step` is about.
+        self._named = 0
 
     @property
     def sample(self) -> str:
         """Names the sample being read."""
-        return f"sample {max(0, self.ordinal)}"
+        return f"sample {self._named}"
 
     def read(self, streams: Streams, stop: Callable[[], bool] = _never) -> list[Any]:
         """The samples of the next batch; none, if there are not enough left for one.
 
         What the iterator raises is raised. The samples read before it for the same batch are
         lost then, and the next call asks the iterator for more, as with torch: a generator that
-        has raised is at its end, other iterators may go on. `stop` cuts the batch short.
+        has raised is at its end, other iterators may go on. A transform that raises costs its
+        batch and no other: the rest of that is read and dropped, so that where batches begin
+        depends on the iterator alone. `stop` cuts the batch short.
         """
         size = self._batch_size or 1
         samples: list[Any] = []
         if self.ended and self._batch_size is not None:
             return samples
         while len(samples) < size and not stop():
-            self.ordinal += 1
-            self.step = 0
-            # The sample's ticket, announced before any of its code runs.
-            streams.ticket = self.ordinal
-            try:
-                sample = next(self._iterator)
-            except StopIteration:
-                self.ended = True
+            self.step, self._named = 0, self.ordinal + 1
+            sample = self._next(streams)
+            if sample is _END:
                 return [] if self._drop_last else samples
-            for transform in self._transforms:
-                self.step += 1
-                sample = transform(sample)
-            samples.append(sample)
+            try:
+                samples.append(self._take(sample, streams))
+            except BaseException:
+                self._drop(size - len(samples) - 1, streams, stop)
+                raise
         return samples
+
+    def _next(self, streams: Streams) -> Any:
+        self.ordinal += 1
+        # The sample's ticket, announced before any of its code runs.
+        streams.ticket = self.ordinal
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self.ended = True
+            return _END
+
+    def _take(self, sample: Any, streams: Streams) -> Any:
+        """What goes into the batch of what the iterator has yielded."""
+        for transform in self._transforms:
+            self.step += 1
+            sample = transform(sample)
+        return sample
+
+    def _drop(self, samples: int, streams: Streams, stop: Callable[[], bool]) -> None:
+        """Read what is left of a batch that is lost already, to whatever was raised first."""
+        with contextlib.suppress(Exception):
+            while samples and not stop() and self._next(streams) is not _END:
+                samples -= 1
 
     def release(self) -> None:
         """Let go of the iterator, in this thread and now.

@@ -1,17 +1,21 @@
 """The epoch of an iterable dataset whose shards are read in other processes.
 
 An iterator cannot leave the process that made it: so each shard has a home, the worker that opened
-it first, and is read and collated there, as torch does.
+it first, and is read and collated there, as torch does. With one shard for all workers, the others
+finish what its home has read.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.loading import Sync
+from minato_async.engine.orders import Collated
 from minato_async.engine.remote_epoch import Context
+from minato_async.engine.remote_jobs import DEATHS
 from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
 from minato_async.executors.base import Job, Progress, Worker
 
@@ -20,6 +24,17 @@ class ReadShard(NamedTuple):
     """Order: the next batch of a shard."""
 
     number: int
+
+
+class FinishBatch(NamedTuple):
+    """Order: apply the steps to what was read of a shard from ordinal `first` on, and collate."""
+
+    number: int
+    first: int
+    #: A sample each, or all of them as one if there are no steps.
+    packed: Sequence[Any]
+    #: What goes with each sample; empty if there are no steps.
+    states: Sequence[Any]
 
 
 class ShardRead(NamedTuple):
@@ -33,6 +48,9 @@ class ShardRead(NamedTuple):
     failure: Any
     #: It failed before there was a batch to collate.
     unread: bool
+    #: What others are to finish, see `FinishBatch`.
+    packed: list[Any] = []  # noqa: RUF012 - never changed
+    states: Sequence[Any] = ()
 
 
 class RemoteShardedEpoch(ShardedEpoch):
@@ -57,6 +75,8 @@ class RemoteShardedEpoch(ShardedEpoch):
         #: By the shard's number, the worker that has it. Outlives the epoch.
         self._homes = homes
         self._asking: Worker | None = None
+        #: What was read, for whoever is free to finish.
+        self.unfinished: deque[RemoteFinishJob] = deque()
 
     #: A shard is where its first batch was read.
     any_worker_will_do = False
@@ -65,15 +85,22 @@ class RemoteShardedEpoch(ShardedEpoch):
         raise TypeError("which job there is depends on the worker")
 
     def next_job_for(self, worker: Worker) -> Job | None:
-        if not self.sync.slots.free:
+        slots = self.sync.slots
+        if not slots.free:
             return None
-        self._asking = worker
-        source = self.claim()
-        self._asking = None
-        if source is None:
-            return None
-        self._homes[source.shard.number] = worker
-        return RemoteReadJob(source, self, self._step)
+        # Who can read does, unless the others have enough to go on with.
+        if len(self.unfinished) < slots.wanted:
+            self._asking = worker
+            source = self.claim()
+            self._asking = None
+            if source is not None:
+                self._homes[source.shard.number] = worker
+                return RemoteReadJob(source, self, self._step)
+        return self.unfinished.popleft() if self.unfinished else None
+
+    def finish_later(self, job: RemoteFinishJob) -> None:
+        self.unfinished.append(job)
+        self.sync.wake_workers(self.jobs_waiting)
 
     def _readable(self) -> list[ShardPass]:
         readable, worker = super()._readable(), self._asking
@@ -93,7 +120,7 @@ class RemoteShardedEpoch(ShardedEpoch):
     @property
     def jobs_waiting(self) -> int:
         # Whoever is woken may not be the one who has the shard: wake all.
-        return super().jobs_waiting and len(self._passes)
+        return self.sync.slots.threads if self.unfinished or super().jobs_waiting else 0
 
     def worker_died(self, worker: Worker) -> None:
         """Its iterators are lost with it; in another epoch its shards are opened anew."""
@@ -102,6 +129,7 @@ class RemoteShardedEpoch(ShardedEpoch):
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)
+        self.unfinished.clear()
         # Workers let go of what they have open when they begin another epoch, or end.
         self.forget()
         return ()
@@ -146,7 +174,11 @@ class RemoteReadJob(UnwatchedJob):
         else:
             batch = ShardBatch(self._source, event.first, [None] * event.samples)
             self._epoch.read(self._source, batch, event.ended)
-            self._epoch.collated(batch, event.content, event.failure)
+            if event.packed:
+                packed, states = event.packed, event.states
+                self._epoch.finish_later(RemoteFinishJob(batch, packed, states, self._epoch))
+            else:
+                self._epoch.collated(batch, event.content, event.failure)
 
     def _failed(self, error: Any, ended: bool) -> None:
         batch = ShardBatch(self._source, 0, [])
@@ -176,3 +208,70 @@ class RemoteReadJob(UnwatchedJob):
                 error.add_note(f"minato_async: shard {number}, step {self._step}, {worker.name}")
                 self._failed(error, ended=True)
         self._due.ring()
+
+
+class RemoteFinishJob(UnwatchedJob):
+    """What is left to be done for a batch that the home of its shard has read."""
+
+    def __init__(
+        self,
+        batch: ShardBatch,
+        packed: Sequence[Any],
+        states: Sequence[Any],
+        epoch: RemoteShardedEpoch,
+    ) -> None:
+        self._batch = batch
+        self._packed = packed
+        self._states = states
+        self._epoch = epoch
+        self._lock, self._due = epoch.sync.lock, epoch.sync.due
+        self._deaths = 0
+
+    @property
+    def context(self) -> Any:
+        return self._epoch.context
+
+    @property
+    def _what(self) -> str:
+        ordinals = self._batch.indices
+        last = f" to {ordinals[-1]}" if len(ordinals) > 1 else ""
+        return f"shard {self._batch.source.shard.number}, sample {ordinals[0]}{last}"
+
+    def run(self, worker: Worker) -> None:
+        raise TypeError("this job is an order for another process")
+
+    def describe(self) -> str:
+        return f"finishing {self._what}"
+
+    def order(self, progress: Progress) -> FinishBatch:
+        batch = self._batch
+        number = batch.source.shard.number
+        return FinishBatch(number, batch.indices[0], self._packed, self._states)
+
+    def reply(self, worker: Worker, events: Sequence[Collated]) -> None:
+        for event in events:
+            self._collated(event.content, event.failure)
+
+    def _collated(self, content: Any, failure: Any) -> None:
+        # Their blocks are free for others.
+        self._packed = ()
+        with self._lock:
+            self._epoch.collated(self._batch, content, failure)
+        self._due.ring()
+
+    def finished(self) -> None:
+        """Nothing is left to be done."""
+
+    def cannot_be_sent(self, error: Exception) -> None:
+        self._collated(None, error)
+
+    def died(self, worker: Worker, how: str) -> None:
+        # What was read is still there; its blocks belong to the worker that read it.
+        self._deaths += 1
+        if self._deaths < DEATHS:
+            with self._lock:
+                if not self._epoch.abandoned:
+                    self._epoch.unfinished.appendleft(self)
+            return
+        times = f"{self._deaths} times"
+        self._collated(None, RuntimeError(f"a worker process {how}, {times}, over {self._what}"))

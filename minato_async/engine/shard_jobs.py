@@ -138,14 +138,14 @@ class ReadJob(UnwatchedJob):
         return ShardBatch(source, first, samples) if samples else None
 
     def _open(self, streams: Streams) -> Reader:
-        shard, recipe = self._source.shard, self._recipe
-        if not shard.initialised:
-            if recipe.worker_init_fn is not None:
-                streams.ticket = "worker_init_fn"
-                recipe.worker_init_fn(shard.number)
-            shard.initialised = True
+        shard = self._source.shard
+        initialise(shard, self._recipe, streams)
         streams.ticket = -1
-        return Reader(iter(shard.dataset), recipe.batch_size, recipe.drop_last, recipe.transforms)
+        return self._reader(iter(shard.dataset))
+
+    def _reader(self, iterator: Iterator[Any]) -> Reader:
+        recipe = self._recipe
+        return Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
 
     def _failed(self, error: BaseException, worker: str) -> ShardBatch:
         shard, reader = self._source.shard, self._source.reader
@@ -175,6 +175,15 @@ class ReadJob(UnwatchedJob):
         with self._sync.lock:
             self._epoch.collated(batch, content, failure)
         self._sync.due.ring()
+
+
+def initialise(shard: Shard, recipe: ShardRecipe, streams: Streams) -> None:
+    """Run `worker_init_fn`, unless it has run."""
+    if not shard.initialised:
+        if recipe.worker_init_fn is not None:
+            streams.ticket = "worker_init_fn"
+            recipe.worker_init_fn(shard.number)
+        shard.initialised = True
 
 
 class ReleaseShard(UnwatchedJob):

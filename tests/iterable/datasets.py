@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -71,7 +72,7 @@ def in_turn(sizes: Sequence[int], batch_size: int | None, drop_last: bool = Fals
 
 
 def workers(kind: LoaderKind, count: int) -> LoaderKind:
-    return LoaderKind(kind.name, kind.cls, count, kind.in_order)
+    return replace(kind, num_workers=count)
 
 
 class Sized(IterableDataset[int]):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.loaders import ANY_ORDER, SERIAL, TORCH, TORCH_WORKERS, WORKERS, LoaderKind
+from tests.loaders import ANY_ORDER, PROCESSES, SERIAL, TORCH, TORCH_WORKERS, WORKERS, LoaderKind
 
 from .datasets import (
     Failing,
@@ -328,7 +328,7 @@ class TestDataPipes:
     @pytest.mark.parametrize("count", [0, 2])
     def test_sharding_and_shuffling_as_torch(self, count: int) -> None:
         found = []
-        for kind in (TORCH, SERIAL):
+        for kind in (TORCH, SERIAL, PROCESSES):
             torch.manual_seed(3)
             pipe = IterableWrapper(range(20)).shuffle().sharding_filter()
             loader = workers(kind, count)(

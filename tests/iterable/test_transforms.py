@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from minato_async import MinatoLoader
 
-from .datasets import Range, lists
+from .datasets import Range, iterating, lists, outcomes
 
 #: The consumer's thread, workers with a shard each, workers that share one iterator.
 WAYS = pytest.mark.parametrize(
@@ -57,6 +57,23 @@ def test_an_error_names_sample_and_step(way: dict[str, Any]) -> None:
     assert "sample 1" in note
     assert "transforms[1]" in note
     assert "fail" in note
+
+
+@WAYS
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_an_error_costs_its_batch_and_no_other(way: dict[str, Any], executor: str) -> None:
+    def fail(value: int) -> int:
+        if value in (4, 5):
+            raise ValueError(value)
+        return value
+
+    loader = MinatoLoader(
+        Range(0, 8), batch_size=3, transforms=[fail], executor=executor, in_order=True, **way
+    )
+    shards = 2 if way == {"num_workers": 2} else 1
+    expected = [[0, 1, 2], ValueError, [6, 7]]
+    with iterating(loader) as iterator:
+        assert outcomes(iterator) == [batch for batch in expected for _ in range(shards)]
 
 
 @WAYS

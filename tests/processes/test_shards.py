@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Container, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tests.processes.support import Countdown, kill_me, processes
+from tests.processes.support import PATIENCE, Countdown, fork, kill_me, processes
 from tests.semantics.support import iterating, outcomes
 
 
@@ -54,11 +56,179 @@ def test_killed_worker_ends_its_shard_with_an_error_that_names_it() -> None:
     assert len(set(rest)) == len(rest)
 
 
-def test_what_cannot_be_read_elsewhere_is_read_by_threads_with_a_warning() -> None:
-    class Numbers(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(10))
+class Drawn(IterableDataset[Any]):
+    """Samples that have drawn random numbers, or have not, before the steps do; of several kinds
+    and sizes. `fails`: ordinals at which the iterator raises, and goes on."""
 
-    with pytest.warns(RuntimeWarning, match='iterable_mode="shared" is loaded by threads'):
-        batches = list(processes(Numbers(), 5, iterable_mode="shared"))
-    assert torch.cat(batches).tolist() == list(range(10))
+    def __init__(self, n: int, fails: Container[int] = (), kind: type = list) -> None:
+        self.n = n
+        self.fails = fails
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.Iterator(self)
+
+    class Iterator(Iterator[Any]):
+        def __init__(self, of: Any) -> None:
+            self.of = of
+            self.at = -1
+
+        def __next__(self) -> Any:
+            self.at += 1
+            if self.at == self.of.n:
+                raise StopIteration
+            if self.at in self.of.fails:
+                raise OSError(self.at)
+            drawn = random.random() if self.at % 3 else 0.0
+            return self.of.kind([self.at, drawn, torch.rand(1000)])
+
+
+class Unsendable(list[Any]):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SystemExit("cannot be pickled")
+
+
+def plain(batch: Any) -> Any:
+    """Something that can be compared, and that other processes can make of `Unsendable`."""
+    if isinstance(batch, list):
+        return [plain(part) for part in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+class TestShared:
+    """One iterator, whose samples are transformed and collated by all processes."""
+
+    @pytest.mark.parametrize(
+        ("batch_size", "drop_last", "isolated"),
+        [(4, False, True), (4, True, True), (None, False, True), (4, False, False)],
+    )
+    @pytest.mark.parametrize("kind", [list, Unsendable])
+    def test_everything_is_as_on_threads(
+        self, batch_size: Any, drop_last: bool, isolated: bool, kind: type
+    ) -> None:
+        def draw(sample: Any) -> Any:
+            return kind([*sample, random.random() if isolated else 0.0])
+
+        def fail(sample: Any) -> Any:
+            if sample[0] in (5, 8, 41):
+                raise KeyError(sample[0])
+            return sample
+
+        def load(executor: str) -> list[Any]:
+            torch.manual_seed(1)
+            loader = processes(
+                Drawn(42, (0, 10, 40), kind),
+                batch_size,
+                num_workers=3,
+                executor=executor,
+                drop_last=drop_last,
+                transforms=[draw, fail],
+                collate_fn=plain,
+                iterable_mode="shared",
+                seed=None if isolated else False,
+            )
+            found = []
+            with iterating(loader) as iterator:
+                for result in outcomes(iterator):
+                    if isinstance(result, Exception):
+                        (note,) = result.__notes__
+                        found.append((repr(result), note.split(", worker")[0], result.__context__))
+                    elif isolated:
+                        found.append(result)
+                    else:
+                        found.append(str([s[0] for s in result] if batch_size else result[0]))
+            return found
+
+        assert load("process") == load("thread")
+
+    @pytest.mark.parametrize("steps", ["transforms", "collate_fn"])
+    def test_several_are_at_work_while_one_reads(self, steps: str) -> None:
+        together = fork.Barrier(3)
+
+        def wait(value: Any) -> Any:
+            together.wait(PATIENCE)
+            return value
+
+        options: dict[str, Any] = {steps: [wait] if steps == "transforms" else wait}
+        loader = processes(Stream(6), None, num_workers=3, iterable_mode="shared", **options)
+        found = torch.stack(list(loader))
+        assert found[:, 0].tolist() == list(range(6))
+        assert len(set(found[:, 2].tolist())) == 1
+
+    def test_iterator_may_use_its_sample_again(self) -> None:
+        class Again(IterableDataset[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                sample = torch.zeros(1000)
+                for _ in range(8):
+                    yield sample.add_(1)
+
+        loader = processes(Again(), 4, iterable_mode="shared", transforms=[torch.clone])
+        assert [batch[:, 7].tolist() for batch in loader] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+    @pytest.mark.parametrize("deaths", [1, 3])
+    def test_killed_while_it_finishes_what_another_has_read(self, deaths: int) -> None:
+        lives, dead = Countdown(deaths), fork.Semaphore(0)
+
+        class Numbers(IterableDataset[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                for value in range(12):
+                    if value == 6:
+                        # The process that reads is in here while the other finishes what it read.
+                        for _ in range(deaths):
+                            dead.acquire(timeout=PATIENCE)
+                    yield value
+
+        def deadly(value: int) -> int:
+            if value == 5 and lives.take():
+                dead.release()
+                kill_me()
+            return value
+
+        loader = processes(Numbers(), 2, iterable_mode="shared", transforms=[deadly])
+        with iterating(loader) as iterator:
+            found = [r if isinstance(r, Exception) else r.tolist() for r in outcomes(iterator)]
+        expected: list[Any] = [[i, i + 1] for i in range(0, 12, 2)]
+        if deaths == 3:
+            assert "SIGKILL, 3 times, over shard 0, sample 4 to 5" in str(found.pop(2))
+            del expected[2]
+        assert found == expected
+
+    def test_worker_init_fn_sets_up_every_process(self) -> None:
+        together = fork.Barrier(2)
+
+        def set_up(number: int) -> None:
+            info = get_worker_info()
+            assert (number, info.id, info.num_workers) == (0, 0, 1)
+            info.dataset.mark = 7
+
+        def marked(value: Any) -> Any:
+            together.wait(PATIENCE)
+            return get_worker_info().dataset.mark
+
+        loader = processes(
+            Stream(4),
+            None,
+            iterable_mode="shared",
+            transforms=[marked],
+            worker_init_fn=set_up,
+        )
+        assert list(loader) == [7] * 4
+
+    def test_epochs_of_persistent_workers(self) -> None:
+        def load(executor: str) -> list[Any]:
+            loader = processes(
+                Drawn(10),
+                3,
+                executor=executor,
+                iterable_mode="shared",
+                persistent_workers=True,
+                transforms=[lambda sample: [*sample, torch.rand(1)]],
+                seed=3,
+            )
+            with iterating(loader):
+                next(iter(loader))  # an epoch that is given up
+                return [[plain(batch) for batch in loader] for _ in range(2)]
+
+        found = load("process")
+        assert found[0] != found[1]
+        assert found == load("thread")
