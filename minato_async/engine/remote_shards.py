@@ -201,9 +201,13 @@ class RemoteReadJob(UnwatchedJob):
             if self._epoch.abandoned:
                 self._epoch.leave(self._source.shard)
             else:
+                # Not read anew, leaving out what has come: nobody knows whether it would come
+                # again as it did.
                 error = RuntimeError(
-                    f"the worker process that reads shard {number} {how}; what it had read ahead "
-                    "is lost, and so is the rest of the shard"
+                    f"the worker process that reads shard {number} {how}, after "
+                    f"{self._source.rounds} batches: the rest of the shard is lost, for an "
+                    "iterator cannot be begun in the middle. If memory was short, use fewer "
+                    "workers or smaller batches. Other shards go on: call next() again"
                 )
                 error.add_note(f"minato_async: shard {number}, step {self._step}, {worker.name}")
                 self._failed(error, ended=True)

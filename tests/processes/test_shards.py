@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Container, Iterator
+import signal
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +19,18 @@ from tests.semantics.support import iterating, outcomes
 class Stream(IterableDataset[torch.Tensor]):
     """`n` samples, shared out among the workers; each tells index, shard and process."""
 
-    def __init__(self, n: int, lives: Countdown | None = None) -> None:
+    def __init__(
+        self, n: int, lives: Countdown | None = None, end: Callable[[], None] = kill_me
+    ) -> None:
         self.n = n
         self.lives = lives
+        self.end = end
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
         for index in range(info.id, self.n, info.num_workers):
             if index == 13 and self.lives is not None and self.lives.take():
-                kill_me()
+                self.end()
             yield torch.tensor([index, info.id, os.getpid()])
 
 
@@ -45,15 +49,33 @@ def test_each_shard_has_a_process_of_its_own(persistent: bool) -> None:
         assert all(torch.equal(found, epochs[0]) for found in epochs)
 
 
-def test_killed_worker_ends_its_shard_with_an_error_that_names_it() -> None:
-    with iterating(processes(Stream(40, Countdown(1)), 2, num_workers=2)) as iterator:
+@pytest.mark.parametrize("mode", ["sharded", "shared"])
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (kill_me, "was killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "was killed by SIGTERM"),
+        (lambda: os._exit(3), "exited with status 3"),
+    ],
+    ids=["SIGKILL", "SIGTERM", "exit"],
+)
+def test_worker_that_dies_ends_its_shard_with_an_error_that_names_it(
+    mode: str, end: Any, how: str
+) -> None:
+    dataset = Stream(40, Countdown(1), end)
+    with iterating(processes(dataset, 2, num_workers=2, iterable_mode=mode)) as iterator:
         found = outcomes(iterator)
     (error,) = [result for result in found if isinstance(result, Exception)]
-    assert "reads shard 1 was killed by SIGKILL" in str(error)
+    shard = int(mode == "sharded")
+    assert f"reads shard {shard} {how}, after {6 - 3 * shard} batches" in str(error)
+    assert f"shard {shard}" in error.__notes__[0]
     rest = torch.cat([batch for batch in found if not isinstance(batch, Exception)])[:, 0].tolist()
-    # The other shard is whole, and of this one nothing came twice.
-    assert [index for index in rest if index % 2 == 0] == list(range(0, 40, 2))
-    assert len(set(rest)) == len(rest)
+    # The other shard is whole; of this one came what was read before, and once.
+    before = list(range(1, 13, 2))
+    if mode == "shared":
+        assert rest == list(range(12))
+    else:
+        assert sorted(rest) == sorted([*range(0, 40, 2), *before])
 
 
 class Drawn(IterableDataset[Any]):
