@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from minato_async.descriptors import above_standard
+
 new_event_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
     from uvloop import new_event_loop
@@ -27,7 +29,8 @@ class EventLoopThread:
 
     def __init__(self, name: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         self._main = main
-        self._loop = new_event_loop()
+        with above_standard():
+            self._loop = new_event_loop()
         self._stop = asyncio.Event()
         # `stop_soon` runs inside finalizers, which the collector may start in any thread at any
         # allocation, and in the main thread Ctrl-C may end it anywhere. So it waits for nothing,

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from minato_async.descriptors import above_standard
 from minato_async.executors.channel import close_parents_end, parents_end
 
 #: What a worker runs, given its number, its serial number and its end of the channel.
@@ -37,7 +38,8 @@ class Nursery:
     """The parent's handle. `start` forks; the rest is for the event loop alone."""
 
     def __init__(self, worker_main: WorkerMain) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with above_standard():
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # What is still to be written would be written by the child as well.
         _flush()
         self._end = parents_end(ours)
@@ -45,9 +47,12 @@ class Nursery:
         # arrangements: Ctrl-C would raise there, and go on in a copy of the user's program.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            pid = os.fork()
-            if pid == 0:
-                _child(theirs, worker_main)
+            # The child keeps them: libuv makes a pipe in every child, which must not get their
+            # numbers either.
+            with above_standard():
+                pid = os.fork()
+                if pid == 0:
+                    _child(theirs, worker_main)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()

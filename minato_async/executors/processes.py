@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minato_async.descriptors import above_standard
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import RemoteJob, RemoteJobSource, Worker
 from minato_async.executors.channel import LoopChannel
@@ -158,7 +159,8 @@ class ProcessExecutor:
         status.reset()
         worker = ProcessWorker(self, serial, number, region, status)
         try:
-            ours, theirs = socket.socketpair()
+            with above_standard():
+                ours, theirs = socket.socketpair()
         except OSError as error:
             self._regions.leave(region)
             self._source.worker_failed(worker, _explained(error))

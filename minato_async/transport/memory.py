@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from minato_async.descriptors import above_standard
+
 #: Blocks begin at multiples of this: what torch aligns its own memory to.
 ALIGNMENT = 64
 #: The first region of the file is not for blocks but for what workers tell of themselves.
@@ -36,11 +38,12 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.region_size, self.regions = _physical_memory(), REGIONS
-        fd = os.memfd_create("minato-async", os.MFD_CLOEXEC)
-        try:
-            self._map = self._mapped(fd)
-        finally:
-            os.close(fd)
+        with above_standard():
+            fd = os.memfd_create("minato-async", os.MFD_CLOEXEC)
+            try:
+                self._map = self._mapped(fd)
+            finally:
+                os.close(fd)
         self._view = memoryview(self._map)
         self.status = self._view[:STATUS_SIZE].cast("d")
         #: Blocks that nobody in this process needs any more, by region: what finalizers append to.
