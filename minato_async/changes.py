@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -24,26 +25,27 @@ class Changes:
     def __init__(self, dataset: Any) -> None:
         self._seen = dict(_attributes(dataset))
 
-    def since_last(self, dataset: Any) -> dict[Path, Any]:
-        """What has changed and can be sent; what cannot, workers never see."""
+    def since_last(self, dataset: Any) -> dict[Path, bytes]:
+        """What has changed and can be sent, pickled; what cannot, workers never see."""
         current = dict(_attributes(dataset))
         changed = {}
         for path, value in current.items():
             before = self._seen.get(path, _UNSEEN)
             if before is value or (type(before) is type(value) in _SCALARS and before == value):
                 continue
-            try:
-                pickle.dumps(value)
-            except Exception:
-                continue
-            changed[path] = value
+            with contextlib.suppress(Exception):
+                changed[path] = pickle.dumps(value)
         self._seen = current
         return changed
 
 
-def apply(dataset: Any, changes: dict[Path, Any]) -> None:
-    """Make the same changes in a copy of the dataset."""
-    for path, value in changes.items():
+def apply(dataset: Any, changes: dict[Path, bytes]) -> None:
+    """Make the same changes in a copy of the dataset, but for what cannot be unpickled here."""
+    for path, pickled in changes.items():
+        try:
+            value = pickle.loads(pickled)
+        except BaseException:
+            continue
         owner = dataset
         for name in path[:-1]:
             owner = getattr(owner, "__dict__", {}).get(name)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+from minato_async.checkpoint import SampleCancelled
 
 #: A batch may hold thousands of samples; a message that lists them all helps nobody.
 _LISTED = 8
@@ -27,7 +29,7 @@ def name_sample(error: BaseException, index: Any, step: str, worker: str) -> Bas
     `next()` it would end the epoch without a word.
     """
     error = _no_stop(error, step)
-    _note(error, f"minato_async: sample index {_shown(index)}, step {step}, worker {worker}")
+    _note(error, f"minato_async: sample index {shown(index)}, step {step}, worker {worker}")
     return error
 
 
@@ -50,11 +52,11 @@ def name_batch(
     """`error`, raised while collating, with a note naming the samples of the batch and, where
     they differ from the first in shape or type, which one does."""
     error = _no_stop(error, "collate_fn")
-    listed = ", ".join(_shown(index) for index in indices[:_LISTED])
+    listed = ", ".join(shown(index) for index in indices[:_LISTED])
     more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
     _note(error, f"minato_async: collating samples with indices [{listed}{more}], worker {worker}")
     # Samples may be of any class: what goes wrong in describing them must not hide the error.
-    with contextlib.suppress(Exception):
+    with _whatever_it_raises():
         if odd := _odd_one_out(indices, samples):
             _note(error, f"minato_async: {odd}")
     return error
@@ -70,16 +72,28 @@ def _no_stop(error: BaseException, step: str) -> BaseException:
 
 def _note(error: BaseException, note: str) -> None:
     # A dataset may raise one exception object over and over: it must not collect notes for ever.
-    with contextlib.suppress(Exception):
+    with _whatever_it_raises():
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 
 
-def _shown(index: Any) -> str:
+def shown(index: Any) -> str:
+    """`repr(index)`, whatever that raises."""
+    text = f"<{type(index).__name__}>"
+    with _whatever_it_raises():
+        text = repr(index)
+    return text
+
+
+@contextlib.contextmanager
+def _whatever_it_raises() -> Iterator[None]:
+    """For code of the user's that is only to describe something."""
     try:
-        return repr(index)
-    except Exception:
-        return f"<{type(index).__name__}>"
+        yield
+    except SampleCancelled:
+        raise
+    except BaseException:
+        pass
 
 
 def _odd_one_out(indices: Sequence[Any], samples: Sequence[Any]) -> str | None:
@@ -89,8 +103,8 @@ def _odd_one_out(indices: Sequence[Any], samples: Sequence[Any]) -> str | None:
     for index, sample in zip(indices, samples, strict=False):
         if (other := describe(sample)) != first:
             return (
-                f"sample index {_shown(index)} is {other}, "
-                f"but sample index {_shown(indices[0])} is {first}"
+                f"sample index {shown(index)} is {other}, "
+                f"but sample index {shown(indices[0])} is {first}"
             )
     return None
 

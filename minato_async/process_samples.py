@@ -44,7 +44,7 @@ class EpochPayload:
     grad: bool
     autocast: Autocast
     #: What was set anew in the dataset.
-    changes: dict[Path, Any]
+    changes: dict[Path, bytes]
     #: With which data pipes shuffle.
     pipe_seed: int | None = None
 
@@ -91,9 +91,10 @@ class SampleRunner:
         bound.streams.ticket = row
         bound.streams.attach(order.stream)
         self._status.begin_row(row)
-        value, step = order.value.copy(self._memory), order.step
+        step = order.step
         costs: list[float] = []
         try:
+            value = order.value.copy(self._memory)
             while step < len(bound.steps):
                 value, spent = self.step(bound.steps[step], value, order.cost + sum(costs))
                 costs.append(spent)
@@ -102,7 +103,7 @@ class SampleRunner:
             return self.failed(bound, row, order.index, step, error)
         try:
             packed: Any = self.desk.pack(value)
-        except Exception:
+        except BaseException:
             packed = Rerun(order.position, order.index, order.repeat)
         return [Finished(row, [packed], costs, 1)]
 
@@ -128,14 +129,20 @@ class SampleRunner:
         samples = []
         # A collate function of the user's may keep samples, for the next batch, say.
         borrows = bound.recipe.collates_by_default
-        for sample in batch.samples:
+        memory = self._memory
+        for index, sample in zip(batch.indices, batch.samples, strict=True):
             if isinstance(sample, Rerun):
                 samples.append(self._rerun(bound, sample))
             elif sample is None:
                 samples.append(None)
             else:
-                memory = self._memory
-                samples.append(sample.peek(memory) if borrows else sample.copy(memory))
+                try:
+                    samples.append(sample.peek(memory) if borrows else sample.copy(memory))
+                except BaseException as error:
+                    step = "unpickling what another worker has made"
+                    if (named := name_sample(error, index, step, self.desk.name)) is error:
+                        raise
+                    raise named from error
         return samples
 
     def _rerun(self, bound: Bound, sample: Rerun) -> Any:
@@ -266,7 +273,7 @@ class _Claim:
     def _packed(self, row: int, sample: Any) -> Any:
         try:
             return self._worker.desk.pack(sample)
-        except Exception:
+        except BaseException:
             place, order = row - self._order.start, self._order
             repeat = order.repeats[place] if order.repeats else 0
             return Rerun(order.position + place, order.indices[place], repeat)
@@ -359,7 +366,7 @@ class _Claim:
                 if order.diverts and cost > order.threshold and row != self._slow:
                     try:
                         packed = worker.desk.pack(value)
-                    except Exception:  # what cannot be pickled stays here
+                    except BaseException:  # what cannot be pickled stays here
                         continue
                     self._flush()
                     stream = bound.streams.detach()

@@ -18,7 +18,15 @@ from torch.utils.data._utils import collate as torch_collate
 from minato_async.checkpoint import SampleCancelled, current
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.channel import WorkerChannel
-from minato_async.executors.processes import BROKEN, DONE, MORE, READY, SETUP_FAILED, Hello
+from minato_async.executors.processes import (
+    BROKEN,
+    DONE,
+    MORE,
+    READY,
+    SETUP_FAILED,
+    UNREADABLE,
+    Hello,
+)
 from minato_async.executors.progress import Status
 from minato_async.transport.failures import pack_error
 from minato_async.transport.memory import SharedMemory
@@ -113,7 +121,7 @@ def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None
 
 def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
     """Do what the parent says; returns what is to be answered."""
-    number, context, payload, freed, order = pickle.loads(message)
+    number, context, payload, freed, content = pickle.loads(message)
     desk.context, desk.order = context, number
     desk.own.release_all(freed)
     desk.status.begin_order(number)
@@ -122,8 +130,12 @@ def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
     try:
         if payload:
             runner.begin_epoch(payload)
-        if order is None:  # it could not be sent
+        if not content:  # it could not be sent
             return pickle.dumps((number, DONE, ()))
+        try:
+            order = pickle.loads(content)
+        except BaseException as error:
+            return pickle.dumps((number, UNREADABLE, pack_error(error)))
         with contextlib.suppress(SampleCancelled):
             events = runner.run(order)
         return pickle.dumps((number, DONE, events), protocol=5)

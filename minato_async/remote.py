@@ -15,12 +15,13 @@ import torch
 
 from minato_async.autocast import Autocast
 from minato_async.changes import Changes
-from minato_async.dataset import finisher
+from minato_async.dataset import finisher, pins_memory
 from minato_async.engine.remote_epoch import Context
 from minato_async.executors.base import RemoteJobSource
 from minato_async.executors.processes import ProcessExecutor
 from minato_async.executors.progress import Status
 from minato_async.options import Options
+from minato_async.pinning import PinThread
 from minato_async.process_samples import EpochPayload
 from minato_async.process_worker import Desk, Plan, Runner, run_worker
 from minato_async.randomness import EpochSeeds
@@ -59,13 +60,16 @@ class RemoteLoading:
             )
         self._plan = Plan(make_runner, self._memory, base_seed, options.isolated)
         self._numbers = itertools.count(1)
-        self._finish = finisher(loader)
+        #: What copies batches to pinned memory, where that is wanted.
+        self._pins = PinThread(finisher(loader)) if pins_memory(loader) else None
         self._changes = Changes(loader.dataset)
 
     def new_executor(
         self, source: RemoteJobSource, on_all_ended: Callable[[], None]
     ) -> ProcessExecutor:
         main = partial(run_worker, self._plan)
+        if self._pins is not None:
+            on_all_ended = partial(self._pins.end, on_all_ended)
         return ProcessExecutor(source, on_all_ended, main, self._memory)
 
     def next_epoch(
@@ -78,11 +82,18 @@ class RemoteLoading:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
             changes = self._changes.since_last(loader.dataset)
             payload = pickle.dumps(EpochPayload(seeds, grad, autocast, changes, pipe_seed))
-        return Context(number, payload, _Abandon(self._memory))
+        finish = None if self._pins is None else self._pins.put
+        return Context(number, payload, _Abandon(self._memory), finish)
 
     def receive(self, content: Any) -> Any:
         """A batch, unpacked, in the consumer's thread: unpacking runs code of the user's."""
-        return self._finish(content.unpack() if isinstance(content, Packed) else content)
+        if not isinstance(content, Packed):
+            return content
+        try:
+            return content.unpack()
+        except BaseException as error:
+            error.add_note("minato_async: unpickling a batch that a worker process has made")
+            raise
 
     def received(self, stats: Stats) -> Stats:
         skipped = tuple((index, unpacked(error)) for index, error in stats.skipped)

@@ -11,7 +11,7 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Sample
 from minato_async.engine.recipe import BoundRecipe
-from minato_async.errors import name_batch, name_sample
+from minato_async.errors import name_batch, name_sample, shown
 from minato_async.executors.base import Worker
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class SampleJob:
             return False
         block, row = ticket
         error = TimeoutError(
-            f"sample index {block.indices[row]!r} took longer than sample_timeout={seconds} s"
+            f"sample index {shown(block.indices[row])} took longer than sample_timeout={seconds} s"
         )
         if not self._epoch.expire_with(block, row, error):
             return False
@@ -275,7 +275,9 @@ class ClaimJob(SampleJob):
         # The worker is in the ticket before those that are pending, the last of which is next.
         following = self._pending[-1:] or [self._stop]
         row = following[0] - 1
-        return f"sample index {self._block.indices[row]!r}" if row >= 0 else "collating a batch"
+        return (
+            f"sample index {shown(self._block.indices[row])}" if row >= 0 else "collating a batch"
+        )
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         self._collate_all(self._claim.completed, bound, worker)
@@ -401,7 +403,7 @@ class SlowJob(SampleJob):
         self.slow = True
 
     def describe(self) -> str:
-        return f"slow sample index {self._sample.block.indices[self._sample.row]!r}"
+        return f"slow sample index {shown(self._sample.block.indices[self._sample.row])}"
 
     def _stuck_in(self) -> tuple[Block, int] | None:
         return (self._sample.block, self._sample.row) if self._inside else None
@@ -432,7 +434,7 @@ class FailedJob(SampleJob):
         self._block, self._row, self._error = block, row, error
 
     def describe(self) -> str:
-        return f"the failure of sample index {self._block.indices[self._row]!r}"
+        return f"the failure of sample index {shown(self._block.indices[self._row])}"
 
     def _stuck_in(self) -> tuple[Block, int] | None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.claim_size import ClaimSize
@@ -35,6 +36,10 @@ _RISE = 0.1
 CHEAP = 1e-3
 
 
+#: Told of a batch that was finished in this process: its content, or the failure.
+Done = Callable[[Batch, Any, BaseException | None], None]
+
+
 @dataclass(frozen=True)
 class Context:
     """What the workers have to know of one epoch."""
@@ -44,6 +49,9 @@ class Context:
     payload: bytes
     #: Tells the workers that nobody waits for this epoch any more. Waits for nothing.
     abandon: Callable[[int], None]
+    #: Has a batch that has come from a worker finished elsewhere; None: it is as it should be.
+    #: Waits for nothing.
+    finish: Callable[[Batch, Any, Done], None] | None = None
 
 
 class RemoteMapEpoch(MapEpoch):
@@ -131,6 +139,19 @@ class RemoteMapEpoch(MapEpoch):
             self.feed.put_back(block, row, following)
             row = following
         self.wake_for_work()
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        finish = self.context.finish
+        if finish is None or failure is not None or batch.void or self.abandoned:
+            super().collated(batch, content, failure)
+        else:
+            finish(batch, content, self._finished)
+
+    def _finished(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        """Without the lock."""
+        with self.sync.lock:
+            super().collated(batch, content, failure)
+        self.sync.due.ring()
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)

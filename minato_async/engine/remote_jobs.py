@@ -5,6 +5,7 @@ The worker's half is `minato_async.process_samples`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from minato_async.engine.batches import Batch
@@ -24,12 +25,15 @@ from minato_async.engine.orders import (
     Slow,
     WholeBatch,
 )
-from minato_async.errors import name_sample
+from minato_async.errors import name_sample, shown
 from minato_async.executors.base import Progress, Worker
+from minato_async.transport.failures import PackedError
 
 if TYPE_CHECKING:
     from minato_async.engine.remote_epoch import RemoteMapEpoch
 
+#: Makes the failure of a sample, given its index.
+Refusal = Callable[[Any], Any]
 #: Workers that may die over one ticket, or one batch, before it has failed.
 DEATHS = 3
 
@@ -72,7 +76,7 @@ class RemoteJob:
             return False
         block, row = self._running()
         error = TimeoutError(
-            f"sample index {block.indices[row]!r} took longer than sample_timeout={seconds} s"
+            f"sample index {shown(block.indices[row])} took longer than sample_timeout={seconds} s"
         )
         self._give_back_rest()
         if not self._epoch.expire_with(block, row, error):
@@ -115,15 +119,22 @@ class RemoteJob:
         """Under the lock."""
         raise NotImplementedError
 
-    def cannot_be_sent(self, error: Exception) -> None:
+    def cannot_be_sent(self, error: BaseException) -> None:
+        self._refused(lambda index: _unsendable(index, error))
+
+    def cannot_be_read(self, worker: Worker, error: PackedError) -> None:
+        self._refused(lambda index: _unreadable(index, error, worker))
+
+    def _refused(self, failure: Refusal) -> None:
         with self._lock:
             self._leave_slow_lane()
             if not self._epoch.abandoned:
-                self._unsent(error)
+                self._not_run(failure)
         self._due.ring()
 
-    def _unsent(self, error: Exception) -> None:
-        """Under the lock."""
+    def _not_run(self, failure: Refusal) -> None:
+        """Under the lock: keys of the user's cannot travel, and the order has not been begun.
+        `failure` makes what has become of one of them."""
         raise NotImplementedError
 
     def died(self, worker: Worker, how: str) -> None:
@@ -144,7 +155,7 @@ class RemoteJob:
         if count >= DEATHS:
             error = RuntimeError(
                 f"a worker process {how}, {count} times, each time over sample index "
-                f"{block.indices[row]!r}"
+                f"{shown(block.indices[row])}"
             )
             self._epoch.expire_with(block, row, error)
 
@@ -179,7 +190,7 @@ class RemoteClaimJob(RemoteJob):
 
     def describe(self) -> str:
         row = self._start if self._progress is None else max(self._start, self._progress.row)
-        return f"sample index {self._block.indices[row]!r}"
+        return f"sample index {shown(self._block.indices[row])}"
 
     def order(self, progress: Progress) -> RunClaim:
         self._progress = progress
@@ -253,10 +264,15 @@ class RemoteClaimJob(RemoteJob):
             epoch.lanes.divert(sample)
             epoch.wake_for_work()
 
-    def _unsent(self, error: Exception) -> None:
+    def _not_run(self, failure: Refusal) -> None:
         self._no_longer_whole()
-        for row in range(self._start, self._stop):
-            self._fail(self._block, row, _unsendable(self._block.indices[row], error))
+        block, start = self._block, self._start
+        if self._stop - start == 1:
+            self._fail(block, start, failure(block.indices[start]))
+            return
+        # Which key it was will show when they are sent one by one.
+        for row in range(start, self._stop):
+            self._epoch.put_back(block, row, row + 1)
 
     def _died(self, worker: Worker, how: str) -> None:
         self._no_longer_whole()
@@ -275,7 +291,7 @@ class RemoteSlowJob(RemoteJob):
         self.slow = True
 
     def describe(self) -> str:
-        return f"slow sample index {self._sample.block.indices[self._sample.row]!r}"
+        return f"slow sample index {shown(self._sample.block.indices[self._sample.row])}"
 
     def order(self, progress: Progress) -> ResumeSample:
         self._progress = progress
@@ -303,9 +319,9 @@ class RemoteSlowJob(RemoteJob):
         elif isinstance(event, Failed):
             self._fail(sample.block, sample.row, event.error)
 
-    def _unsent(self, error: Exception) -> None:
+    def _not_run(self, failure: Refusal) -> None:
         block, row = self._sample.block, self._sample.row
-        self._fail(block, row, _unsendable(block.indices[row], error))
+        self._fail(block, row, failure(block.indices[row]))
 
     def _died(self, worker: Worker, how: str) -> None:
         # What it had become is still there; its blocks belong to the worker that made it.
@@ -345,8 +361,8 @@ class RemoteCollateJob(RemoteJob):
         batch.samples = []
         self._epoch.collated(batch, content, failure)
 
-    def _unsent(self, error: Exception) -> None:
-        self._collated(None, error)
+    def _not_run(self, failure: Refusal) -> None:
+        self._collated(None, failure(self._batch.indices))
 
     def _died(self, worker: Worker, how: str) -> None:
         deaths, key = self._epoch.deaths, (self._batch, -1)
@@ -354,7 +370,7 @@ class RemoteCollateJob(RemoteJob):
         if count < DEATHS:
             self._epoch.leave_to_collate([self._batch])
             return
-        indices = ", ".join(map(repr, self._batch.indices[:8]))
+        indices = ", ".join(map(shown, self._batch.indices[:8]))
         error = f"a worker process {how}, {count} times, over collating samples [{indices}]"
         self._collated(None, RuntimeError(error))
 
@@ -367,7 +383,7 @@ class RemoteFailedJob(RemoteJob):
         self._block, self._row, self._error = block, row, error
 
     def describe(self) -> str:
-        return f"the failure of sample index {self._block.indices[self._row]!r}"
+        return f"the failure of sample index {shown(self._block.indices[self._row])}"
 
     def hand_off(self) -> bool:
         return False
@@ -386,7 +402,7 @@ class RemoteFailedJob(RemoteJob):
         elif isinstance(event, Failed):
             self._fail(self._block, self._row, event.error)
 
-    def _unsent(self, error: Exception) -> None:
+    def _not_run(self, failure: Refusal) -> None:
         self._epoch.reopen(self._block, self._row)
         self._fail(self._block, self._row, self._error)
 
@@ -395,11 +411,17 @@ class RemoteFailedJob(RemoteJob):
         self._fail(self._block, self._row, self._error)
 
 
-def _unsendable(index: Any, error: Exception) -> BaseException:
-    """A new one for each sample: each has a note of its own."""
+def _unsendable(index: Any, error: BaseException) -> BaseException:
     failure = TypeError(
-        f"a key of type {type(index).__qualname__} cannot be sent to a worker process: {error}. "
-        "Use keys that can be pickled, or executor='thread'"
+        f"a key of type {type(index).__qualname__} cannot be sent to a worker process: "
+        f"{shown(error)}. Use keys that can be pickled, or executor='thread'"
     )
     failure.__cause__ = error
     return name_sample(failure, index, "before the first", "none")
+
+
+def _unreadable(index: Any, error: PackedError, worker: Worker) -> PackedError:
+    return error.noted(
+        f"minato_async: sample index {shown(index)}, step unpickling this key of type "
+        f"{type(index).__qualname__}, worker {worker.name}"
+    )

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from minato_async.engine.batches import Batch
 from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.loading import Sync
 from minato_async.engine.orders import Collated
@@ -97,6 +98,19 @@ class RemoteShardedEpoch(ShardedEpoch):
                 self._homes[source.shard.number] = worker
                 return RemoteReadJob(source, self, self._step)
         return self.unfinished.popleft() if self.unfinished else None
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        finish = self.context.finish
+        if finish is None or failure is not None or self.abandoned:
+            super().collated(batch, content, failure)
+        else:
+            finish(batch, content, self._finished)
+
+    def _finished(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        """Without the lock."""
+        with self.sync.lock:
+            super().collated(batch, content, failure)
+        self.sync.due.ring()
 
     def finish_later(self, job: RemoteFinishJob) -> None:
         self.unfinished.append(job)
@@ -191,8 +205,11 @@ class RemoteReadJob(UnwatchedJob):
                 self._epoch.leave(self._source.shard)
             self._due.ring()
 
-    def cannot_be_sent(self, error: Exception) -> None:
-        raise error
+    def cannot_be_sent(self, error: BaseException) -> None:
+        raise error  # a bug: there is nothing of the user's in it
+
+    def cannot_be_read(self, worker: Worker, error: Any) -> None:
+        raise error.unpack()
 
     def died(self, worker: Worker, how: str) -> None:
         number = self._source.shard.number
@@ -266,7 +283,10 @@ class RemoteFinishJob(UnwatchedJob):
     def finished(self) -> None:
         """Nothing is left to be done."""
 
-    def cannot_be_sent(self, error: Exception) -> None:
+    def cannot_be_sent(self, error: BaseException) -> None:
+        self._collated(None, error)
+
+    def cannot_be_read(self, worker: Worker, error: Any) -> None:
         self._collated(None, error)
 
     def died(self, worker: Worker, how: str) -> None:

@@ -253,9 +253,10 @@ class ShardedEpoch:
         shard.occupied = False
         self._sync.wake_workers(1)
 
-    def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         batch.content, batch.failure = content, failure
         if not self.abandoned:
+            assert isinstance(batch, ShardBatch)
             self._complete(batch)
             self._take_turns()
 

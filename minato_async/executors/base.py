@@ -93,8 +93,11 @@ class RemoteJob(Job, Protocol):
     def finished(self) -> None:
         """There is no more to come."""
 
-    def cannot_be_sent(self, error: Exception) -> None:
+    def cannot_be_sent(self, error: BaseException) -> None:
         """Pickling the order has raised `error`."""
+
+    def cannot_be_read(self, worker: Worker, error: Any) -> None:
+        """Unpickling the order has raised `error`, as the worker packed it."""
 
     def died(self, worker: Worker, how: str) -> None:
         """The worker has died over it."""

@@ -148,6 +148,8 @@ class WorkerChannel:
         self._buffer = bytearray()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        # A child that the user's code forks, and lets return, is not to go on as this worker.
+        os.register_at_fork(after_in_child=end.close)
 
     def send(self, message: bytes) -> None:
         self._end.sendall(_HEADER.pack(len(message)) + message)

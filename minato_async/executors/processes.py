@@ -33,8 +33,9 @@ CLOSE_GRACE = 1.0
 #: Workers that may die one after the other without having done anything.
 _STILLBORN = 3
 #: In a reply: there is more to come; the order is carried out; the worker could not be set up; it
-#: has a bug.
+#: has a bug; it cannot unpickle the order.
 MORE, DONE, SETUP_FAILED, BROKEN = "more", "done", "setup failed", "broken"
+UNREADABLE = "unreadable"
 #: The number of what is no order, and only tells a worker what it may have back.
 _NO_ORDER = 0
 #: The first message of a worker: it is there.
@@ -187,7 +188,7 @@ class ProcessExecutor:
                 freed = self._regions.take_freed(worker.region)
                 if freed:
                     assert worker.channel is not None
-                    message = (_NO_ORDER, worker.context, b"", freed, None)
+                    message = (_NO_ORDER, worker.context, b"", freed, b"")
                     worker.channel.send(pickle.dumps(message, protocol=5))
 
     def give_up(self, worker: Worker) -> None:
@@ -264,15 +265,16 @@ class ProcessExecutor:
             worker.context, payload = context.number, context.payload
         order = job.order(worker.status.expect(worker.order))
         freed = self._regions.take_freed(worker.region)
-        head = (worker.order, worker.context, payload, freed)
+        # By itself: it has keys of the user's in it, which may raise anything, here and there. What
+        # goes with every order, this worker has to be told all the same.
+        content = b""
         try:
-            message = pickle.dumps((*head, order), protocol=5)
-        except Exception as error:
+            content = pickle.dumps(order, protocol=5)
+        except BaseException as error:
             worker.job = None
             job.cannot_be_sent(error)
-            # What goes with every order, this worker has to be told all the same.
-            message = pickle.dumps((*head, None), protocol=5)
-        worker.channel.send(message)
+        message = (worker.order, worker.context, payload, freed, content)
+        worker.channel.send(pickle.dumps(message, protocol=5))
 
     def _replied(self, worker: ProcessWorker, data: bytes) -> None:
         try:
@@ -302,6 +304,10 @@ class ProcessExecutor:
             self._regions.adopt(worker.region, content)
             job.reply(worker, content)
             job.finished()
+            self._feed(worker)
+            return
+        if kind == UNREADABLE:
+            job.cannot_be_read(worker, content)
             self._feed(worker)
             return
         job.finished()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import traceback
@@ -16,18 +17,43 @@ _DEPTH = 16
 class PackedError:
     """An exception as bytes."""
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "notes", "text")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, text: str, notes: tuple[str, ...] = ()) -> None:
         self.data = data
+        #: Names the exception, for where it cannot be made anew.
+        self.text = text
+        #: For the exception, from who passed it on.
+        self.notes = notes
+
+    def noted(self, note: str) -> PackedError:
+        """The same with a note."""
+        return PackedError(self.data, self.text, (*self.notes, note))
 
     def unpack(self) -> BaseException:
-        """The exception, made anew. This runs code of its class."""
-        error: BaseException = pickle.loads(self.data).rebuild()
+        """The exception, made anew. This runs code of its class; where that raises, a
+        `RuntimeError` tells of both."""
+        error: BaseException
+        try:
+            error = _rebuilt(self.data)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:
+            error = RuntimeError(
+                f"{self.text}, which cannot be unpickled, was raised in a worker process"
+            )
+            error.__cause__ = raised
+        for note in self.notes:
+            error.add_note(note)
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedError, (self.data,)
+        return PackedError, (self.data, self.text, self.notes)
+
+
+def _rebuilt(data: bytes) -> BaseException:
+    error: BaseException = pickle.loads(data).rebuild()
+    return error
 
 
 def unpacked(error: Any) -> BaseException:
@@ -39,21 +65,30 @@ def unpacked(error: Any) -> BaseException:
 def pack_error(error: BaseException) -> PackedError:
     """`error`, ready to travel. One that cannot be pickled, or would not be the same afterwards,
     travels as a `RuntimeError` with its formatted text."""
-    try:
-        packed = PackedError(pickle.dumps(_taken_apart(error, _DEPTH)))
-        if type(packed.unpack()) is type(error):
-            return packed
-    except Exception:
-        pass
-    text = "".join(traceback.format_exception(error))
+    # Code of the exception's class runs here, and may raise whatever it likes.
+    text = name = type(error).__qualname__
+    with contextlib.suppress(BaseException):
+        text = f"{name}: {error}"
+    with contextlib.suppress(BaseException):
+        data = pickle.dumps(_taken_apart(error, _DEPTH))
+        if type(_rebuilt(data)) is type(error):
+            return PackedError(data, text)
+    return PackedError(pickle.dumps(_taken_apart(_stand_in(error), 0)), text)
+
+
+def _stand_in(error: BaseException) -> RuntimeError:
+    text, notes = "", []
+    with contextlib.suppress(BaseException):
+        notes = [str(note) for note in getattr(error, "__notes__", ())]
+    with contextlib.suppress(BaseException):
+        text = "".join(traceback.format_exception(error))
     stand_in = RuntimeError(
         f"{type(error).__qualname__}, which cannot be pickled, was raised in a worker process:\n"
         f"{text}"
     )
-    for note in getattr(error, "__notes__", ()):
-        stand_in.add_note(str(note))
-    stand_in.__traceback__ = error.__traceback__
-    return PackedError(pickle.dumps(_taken_apart(stand_in, 0)))
+    for note in notes:
+        stand_in.add_note(note)
+    return stand_in.with_traceback(error.__traceback__)
 
 
 @dataclass(frozen=True)

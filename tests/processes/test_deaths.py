@@ -21,6 +21,7 @@ from tests.processes.support import (
     Made,
     Turnstile,
     flat,
+    fork,
     kill_me,
     once_each,
     pause,
@@ -96,6 +97,24 @@ def test_index_that_kills_can_be_skipped() -> None:
     ((index, error),) = iterator.stats.skipped
     assert index == 5
     assert "SIGKILL" in str(error)
+
+
+def test_child_that_a_sample_forks_and_lets_return_does_not_go_on_as_the_worker() -> None:
+    child = fork.Value("i", 0)
+
+    def sample(index: int) -> tuple[int, int]:
+        if index == 5:
+            pid = os.fork()
+            if pid:
+                child.value = pid
+                os.waitpid(pid, 0)
+        return index, os.getpid()
+
+    with iterating(processes(Made(12, sample), None)) as iterator:
+        found = list(iterator)
+    assert [index for index, _ in found] == list(range(12))
+    assert child.value
+    assert child.value not in {pid for _, pid in found}
 
 
 def test_worker_dies_while_it_collates() -> None:
