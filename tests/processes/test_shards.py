@@ -7,25 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
-from tests.processes.support import Countdown, kill_me, processes
+from tests.processes.module_level import Stream
+from tests.processes.support import Countdown, processes
 from tests.semantics.support import iterating, outcomes
-
-
-class Stream(IterableDataset[torch.Tensor]):
-    """`n` samples, shared out among the workers; each tells index, shard and process."""
-
-    def __init__(self, n: int, lives: Countdown | None = None) -> None:
-        self.n = n
-        self.lives = lives
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()
-        for index in range(info.id, self.n, info.num_workers):
-            if index == 13 and self.lives is not None and self.lives.take():
-                kill_me()
-            yield torch.tensor([index, info.id, os.getpid()])
 
 
 @pytest.mark.parametrize("persistent", [False, True])
