@@ -60,9 +60,9 @@ class MapRecipe:
         self._transforms = list(options.transforms)
         self._transform_steps = self._transforms
         if method == "__getitems__":
-            self._transform_steps = [_each(transform) for transform in self._transforms]
+            self._transform_steps = [partial(_each, transform) for transform in self._transforms]
         self.on_error = options.on_error
-        self._collate = _only(collate_fn) if self.batch_is_ticket else collate_fn
+        self._collate = partial(_only, collate_fn) if self.batch_is_ticket else collate_fn
         self.collates_by_default = collate_fn is default_collate
         writes_rows = self.collates_by_default and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
@@ -153,19 +153,14 @@ def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
     return getter
 
 
-def _each(transform: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+# The following are for `partial`, which can be pickled where a function made here could not.
+
+
+def _each(transform: Callable[[Any], Any], samples: list[Any]) -> list[Any]:
     """The step that applies `transform` to every sample of a batch fetched as one."""
-
-    def transform_each(samples: list[Any]) -> list[Any]:
-        return [transform(sample) for sample in samples]
-
-    return transform_each
+    return [transform(sample) for sample in samples]
 
 
-def _only(function: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-    """A collate function for batches that are one ticket each."""
-
-    def collate_only(samples: list[Any]) -> Any:
-        return function(samples[0])
-
-    return collate_only
+def _only(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """The collate function of batches that are one ticket each."""
+    return collate_fn(samples[0])

@@ -15,7 +15,8 @@ _LISTED = 8
 
 
 class WorkerSetupError(Exception):
-    """A worker could not be set up; `error` is what `worker_init_fn` raised."""
+    """A worker could not be set up; `error` is what the user is to see: what `worker_init_fn`
+    raised, say."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)

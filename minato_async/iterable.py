@@ -230,10 +230,22 @@ def _as_it_is(batch: Any) -> Any:
 def _collation(
     loader: MinatoLoader[Any], finish: Callable[[Any], Any]
 ) -> Callable[[list[Any]], Any]:
-    collate_fn = loader.collate_fn
-    if loader.batch_size is None:
-        return lambda samples: finish(collate_fn(samples[0]))
-    return lambda samples: finish(collate_fn(samples))
+    # Something that can be pickled: workers may be started afresh.
+    return partial(
+        _collate_one if loader.batch_size is None else _collate, loader.collate_fn, finish
+    )
+
+
+def _collate(
+    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
+) -> Any:
+    return finish(collate_fn(samples))
+
+
+def _collate_one(
+    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
+) -> Any:
+    return finish(collate_fn(samples[0]))
 
 
 class ReportedLength:

@@ -86,14 +86,16 @@ class MinatoLoader(DataLoader[T_co]):
         on_error: what to do with a sample that fails. "raise": raise it from `next()`; "skip":
             leave it out, and list it in `stats.skipped`; or a function of its index and the error,
             which returns a sample to take its place.
-        executor: what loads. "thread"; "process": worker processes, forked at `iter()`; "auto":
-            processes where the GIL is on and they can be forked, else threads. They can on Linux,
-            unless `multiprocessing_context` or `multiprocessing.set_start_method` asks for another
-            start method. Asked anew for every epoch.
+        executor: what loads. "thread"; "process": worker processes; "auto": processes where the
+            GIL is on, on Linux, else threads. Asked anew for every epoch.
+        multiprocessing_context: a start method of `multiprocessing`, or a context of it, for
+            processes; None: that of `multiprocessing.set_start_method`, or the platform's. With
+            another than "fork" the dataset, `collate_fn`, `worker_init_fn`, `transforms` and
+            `on_error` are pickled at `iter()`, which raises what that raises.
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.
-        NotImplementedError: for `executor="process"` where processes cannot be forked.
+        NotImplementedError: for `executor="process"` elsewhere than on Linux.
     """
 
     def __init__(

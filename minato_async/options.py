@@ -63,7 +63,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
     """The options of `loader`, whose torch arguments torch has checked already.
 
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
-    NotImplementedError for `executor="process"` where processes cannot be forked.
+    NotImplementedError for `executor="process"` elsewhere than on Linux.
     """
     if not hasattr(loader.num_workers, "__index__"):
         raise TypeError(f"num_workers must be an int, got {loader.num_workers!r}")
@@ -154,20 +154,12 @@ def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
 def _chosen_executor(loader: MinatoLoader[Any]) -> str:
     if loader.executor not in EXECUTORS:
         raise ValueError(f"executor must be one of {EXECUTORS}, got {loader.executor!r}")
-    method = _start_method(loader.multiprocessing_context)
     if loader.executor == "auto":
-        may = PROCESSES_BY_DEFAULT and can_fork() and method == "fork"
-        return "process" if may and gil_is_on() else "thread"
-    if loader.executor == "process":
-        if not can_fork():
-            raise NotImplementedError(
-                'executor="process" is built for Linux so far: use executor="thread"'
-            )
-        if method != "fork":
-            raise NotImplementedError(
-                f'executor="process" cannot start its workers by {method!r} yet: use '
-                "multiprocessing_context='fork', or executor='thread'"
-            )
+        return "process" if PROCESSES_BY_DEFAULT and can_fork() and gil_is_on() else "thread"
+    if loader.executor == "process" and not can_fork():
+        raise NotImplementedError(
+            'executor="process" is built for Linux so far: use executor="thread"'
+        )
     return loader.executor
 
 
@@ -176,12 +168,15 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _start_method(context: Any) -> str:
-    """How the user wants processes to be started."""
+def start_method(context: Any) -> str:
+    """How the user wants processes to be started; `context` is the loader's
+    `multiprocessing_context`."""
     if context is not None:
         method: str = context.get_start_method()
         return method
-    return multiprocessing.get_start_method(allow_none=True) or "fork"
+    # Not plainly asked for: that would settle it, and the user may set another one later.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def _most_workers(loader: MinatoLoader[Any]) -> int:

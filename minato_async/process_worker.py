@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import random
@@ -10,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,17 +20,22 @@ from torch.utils.data._utils import collate as torch_collate
 from minato_async.checkpoint import SampleCancelled, current
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.channel import WorkerChannel
+from minato_async.executors.nursery import WorkerMain
 from minato_async.executors.processes import (
     BROKEN,
     DONE,
     MORE,
+    NO_ORDER,
     READY,
     SETUP_FAILED,
     UNREADABLE,
     Hello,
 )
 from minato_async.executors.progress import Status
+from minato_async.openmp import find_libraries
+from minato_async.seeding import install as install_streams
 from minato_async.transport.failures import pack_error
+from minato_async.transport.luggage import Luggage
 from minato_async.transport.memory import SharedMemory
 from minato_async.transport.own_blocks import OwnBlocks
 from minato_async.transport.packing import Packed, pack, stack_in
@@ -51,7 +58,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker process is made of; it has a copy of it by having been forked."""
+    """What a worker process is made of. It has a copy of it by having been forked, or unpickles it
+    where the nursery was started afresh."""
 
     make_runner: Callable[[Desk], Runner]
     memory: SharedMemory
@@ -117,6 +125,41 @@ def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None
             if message is None:
                 return
             channel.send(_obey(message, desk, runner))
+
+
+def prepare(luggage: Luggage, isolated: bool) -> WorkerMain:
+    """In a nursery that is started afresh, before it has workers; they will find their plan in
+    `luggage`.
+
+    It is unpickled by each of them and not once, here: whatever a dataset opens, connects to or
+    starts when it is unpickled must not be shared by processes, and who asks for a fresh start
+    often asks for that. Only modules are imported here, for all of them.
+    """
+    for name in luggage.modules:
+        # If it matters, it will be met with again.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    find_libraries()
+    if isolated:
+        install_streams()
+    return partial(_unpack_and_run, luggage)
+
+
+def _unpack_and_run(luggage: Luggage, serial: int, number: int, end: socket.socket) -> None:
+    try:
+        plan = luggage.open()
+    except BaseException as error:
+        error.add_note(
+            "minato_async: raised while a worker process unpickled the dataset or what goes with "
+            "it. Classes and functions are looked up by name in the module that defines them, in "
+            'the main module without what stands under `if __name__ == "__main__":`'
+        )
+        channel = WorkerChannel(end)
+        channel.send(pickle.dumps((NO_ORDER, SETUP_FAILED, pack_error(error))))
+        while channel.receive() is not None:
+            pass
+        return
+    run_worker(plan, serial, number, end)
 
 
 def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:

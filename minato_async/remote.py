@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import multiprocessing
 import pickle
 import threading
 import weakref
@@ -18,15 +20,19 @@ from minato_async.changes import Changes
 from minato_async.dataset import finisher, pins_memory
 from minato_async.engine.remote_epoch import Context
 from minato_async.executors.base import RemoteJobSource
+from minato_async.executors.fresh import start_nursery
+from minato_async.executors.nursery import Nursery, fork_nursery
 from minato_async.executors.processes import ProcessExecutor
 from minato_async.executors.progress import Status
-from minato_async.options import Options
+from minato_async.openmp import find_libraries
+from minato_async.options import Options, start_method
 from minato_async.pinning import PinThread
 from minato_async.process_samples import EpochPayload
-from minato_async.process_worker import Desk, Plan, Runner, run_worker
+from minato_async.process_worker import Desk, Plan, Runner, prepare, run_worker
 from minato_async.randomness import EpochSeeds
 from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked
+from minato_async.transport.luggage import Luggage
 from minato_async.transport.memory import SharedMemory
 from minato_async.transport.packing import Packed
 from minato_async.user_code import warn_user
@@ -50,15 +56,20 @@ class RemoteLoading:
         options: Options,
     ) -> None:
         self._memory = SharedMemory()
-        if self._memory.is_small and _warned.acquire(blocking=False):
-            size = self._memory.region_size >> 20
-            warn_user(
-                f"only {size} MB of address space are to be had for each worker's shared memory: "
-                "what does not fit is sent through sockets, which is slower. Raise the limit of "
-                "virtual memory (ulimit -v), or use executor='thread'",
-                RuntimeWarning,
-            )
-        self._plan = Plan(make_runner, self._memory, base_seed, options.isolated)
+        try:
+            if self._memory.is_small and _warned.acquire(blocking=False):
+                size = self._memory.region_size >> 20
+                warn_user(
+                    f"only {size} MB of address space are to be had for each worker's shared "
+                    "memory: what does not fit is sent through sockets, which is slower. Raise the "
+                    "limit of virtual memory (ulimit -v), or use executor='thread'",
+                    RuntimeWarning,
+                )
+            plan = Plan(make_runner, self._memory, base_seed, options.isolated)
+            # Here, in the thread that calls `iter()`: the loader has no threads yet.
+            self._nursery = _new_nursery(loader, plan)
+        finally:
+            self._memory.close_file()
         self._numbers = itertools.count(1)
         #: What copies batches to pinned memory, where that is wanted.
         self._pins = PinThread(finisher(loader)) if pins_memory(loader) else None
@@ -67,10 +78,9 @@ class RemoteLoading:
     def new_executor(
         self, source: RemoteJobSource, on_all_ended: Callable[[], None]
     ) -> ProcessExecutor:
-        main = partial(run_worker, self._plan)
         if self._pins is not None:
             on_all_ended = partial(self._pins.end, on_all_ended)
-        return ProcessExecutor(source, on_all_ended, main, self._memory)
+        return ProcessExecutor(source, on_all_ended, self._nursery, self._memory)
 
     def next_epoch(
         self, loader: MinatoLoader[Any], seeds: EpochSeeds, pipe_seed: int | None = None
@@ -98,6 +108,53 @@ class RemoteLoading:
     def received(self, stats: Stats) -> Stats:
         skipped = tuple((index, unpacked(error)) for index, error in stats.skipped)
         return replace(stats, skipped=skipped)
+
+
+def _new_nursery(loader: MinatoLoader[Any], plan: Plan) -> Nursery:
+    method = start_method(loader.multiprocessing_context)
+    if method == "fork":
+        find_libraries()
+        plan.memory.close_file()  # a copy of this process has it mapped
+        return fork_nursery(partial(run_worker, plan))
+    context = loader.multiprocessing_context or multiprocessing.get_context(method)
+    try:
+        luggage = Luggage(plan)
+    except Exception as error:
+        error.add_note(
+            f"minato_async: {_unpicklable(loader)} cannot be pickled, which the start method "
+            f"{method!r} needs. Use classes and functions from the top level of a module, open "
+            "files and the like in the worker (minato_async.per_worker), or set "
+            "multiprocessing_context='fork', or executor='thread'"
+        )
+        raise
+    try:
+        return start_nursery(context, partial(prepare, luggage, plan.isolated))
+    finally:
+        luggage.close()
+
+
+def _unpicklable(loader: MinatoLoader[Any]) -> str:
+    """Names what of `loader` cannot be pickled."""
+    for name in ("dataset", "collate_fn", "worker_init_fn", "transforms", "on_error"):
+        value = getattr(loader, name)
+        if _can_be_packed(value):
+            continue
+        if name != "dataset":
+            return name
+        with contextlib.suppress(Exception):
+            for attribute, part in value.__getstate__().items():
+                if not _can_be_packed(part):
+                    return f"the dataset's attribute {attribute!r}"
+        return f"the dataset ({type(value).__qualname__})"
+    return "what the workers need"
+
+
+def _can_be_packed(value: Any) -> bool:
+    try:
+        Luggage(value).close()
+    except Exception:
+        return False
+    return True
 
 
 class _Abandon:

@@ -1,9 +1,9 @@
 """The nursery: a process with one thread, from which the workers of a loader are forked.
 
-Forked at `iter()`, by the thread that calls it, before the loader has threads of its own. Workers
-come from it whenever they are wanted: replacements too, while the parent is full of threads, which
-would make a fork of the parent itself a hazard. It is also who waits for the workers' ends, so
-none is left as a zombie, and who ends them if the parent dies.
+Made at `iter()`, by the thread that calls it, before the loader has threads of its own: forked, or
+started afresh (`fresh.py`). Workers come from it whenever they are wanted: replacements too, while
+the parent is full of threads, which would make a fork of the parent itself a hazard. It is also who
+waits for the workers' ends, so none is left as a zombie, and who ends them if the parent dies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn, Protocol
 
 from minato_async.descriptors import above_standard
 from minato_async.executors.channel import close_parents_end, parents_end
@@ -30,39 +30,42 @@ WorkerMain = Callable[[int, int, socket.socket], None]
 
 _REQUEST = struct.Struct("!cqq")
 _SPAWN, _KILL = b"S", b"K"
-_STARTED, _ENDED, _FAILED = b"P", b"E", b"F"
+_READY, _STARTED, _ENDED, _FAILED = b"R", b"P", b"E", b"F"
+_NEWS = {_READY: "ready", _STARTED: "started", _ENDED: "ended", _FAILED: "failed"}
 _PR_SET_PDEATHSIG = 1
 
 
-class Nursery:
-    """The parent's handle. `start` forks; the rest is for the event loop alone."""
+class NurseryProcess(Protocol):
+    """The process, to its parent."""
 
-    def __init__(self, worker_main: WorkerMain) -> None:
-        with above_standard():
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # What is still to be written would be written by the child as well.
-        _flush()
-        self._end = parents_end(ours)
-        # No signal may come between the fork and the moment at which the child has made its own
-        # arrangements: Ctrl-C would raise there, and go on in a copy of the user's program.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            # The child keeps them: libuv makes a pipe in every child, which must not get their
-            # numbers either.
-            with above_standard():
-                pid = os.fork()
-                if pid == 0:
-                    _child(theirs, worker_main)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self.pid = pid
+    def kill(self) -> None:
+        """End it at once. Before `reap`."""
+
+    def reap(self) -> None:
+        """Wait for its end, and keep nothing of it."""
+
+    @property
+    def how(self) -> str:
+        """How it has ended, after `reap`."""
+
+
+class Nursery:
+    """The parent's handle, for the event loop alone once it is made.
+
+    `end` is the parent's end of the socket; `ready`: workers can be had at once. Otherwise it says
+    so when it has come up.
+    """
+
+    def __init__(self, end: socket.socket, process: NurseryProcess, ready: bool) -> None:
+        self._end = end
+        self._process = process
+        self.ready = ready
         self._reaped = False
         self._parent = os.getpid()
 
     def __del__(self) -> None:
         # Never so, unless the loader failed to start.
-        if hasattr(self, "_parent") and os.getpid() == self._parent:
+        if not self._reaped and os.getpid() == self._parent:
             self.end()
             self.reap()
 
@@ -80,8 +83,9 @@ class Nursery:
             self._end.send(_REQUEST.pack(_KILL, serial, 0))
 
     def read(self) -> tuple[str, int, int] | None:
-        """What has happened: ("started", serial, pid), ("ended", serial, status as of `waitpid`),
-        or ("failed", serial, errno) for a fork that was refused. None: the nursery has ended."""
+        """What has happened: ("ready", 0, 0), ("started", serial, pid), ("ended", serial, status
+        as of `waitpid`), or ("failed", serial, errno) for a fork that was refused. None: the
+        nursery has ended."""
         try:
             data = self._end.recv(_REQUEST.size)
         except OSError:
@@ -89,28 +93,92 @@ class Nursery:
         if len(data) < _REQUEST.size:
             return None
         kind, serial, value = _REQUEST.unpack(data)
-        return {_STARTED: "started", _ENDED: "ended", _FAILED: "failed"}[kind], serial, value
+        self.ready = True
+        return _NEWS[kind], serial, value
 
     def end(self) -> None:
         """Let it end; it kills what is left of its workers."""
+        if not (self.ready or self._reaped):
+            # It has no workers, and may not listen for seconds.
+            self._process.kill()
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_WR)
 
-    def reap(self) -> None:
-        """After it has ended. Idempotent."""
+    def reap(self) -> str:
+        """After it has ended, or was asked to: how. Idempotent."""
         if not self._reaped:
             self._reaped = True
             close_parents_end(self._end)
-            # The user's own code may have waited for all children.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+            self._process.reap()
+        return self._process.how
 
 
-def _child(end: socket.socket, worker_main: WorkerMain) -> NoReturn:
+def fork_nursery(worker_main: WorkerMain) -> Nursery:
+    """A nursery that is a copy of this process."""
+    ours, theirs = new_ends()
+    # What is still to be written would be written by the child as well.
+    flush()
+    # No signal may come between the fork and the moment at which the child has made its own
+    # arrangements: Ctrl-C would raise there, and go on in a copy of the user's program.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        # The child keeps them: libuv makes a pipe in every child, which must not get their numbers
+        # either.
+        with above_standard():
+            pid = os.fork()
+            if pid == 0:
+                run_nursery(theirs, lambda: worker_main)
+        return Nursery(ours, _Forked(pid), ready=True)
+    except BaseException:
+        close_parents_end(ours)
+        raise
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def new_ends() -> tuple[socket.socket, socket.socket]:
+    """A socket between parent and nursery: the parent's end, and the other."""
+    with above_standard():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return parents_end(ours), theirs
+
+
+class _Forked:
+    """A child of this process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.how = "ended"
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        # The user's own code may have waited for all children.
+        with contextlib.suppress(ChildProcessError):
+            self.how = described(os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]))
+
+
+def described(code: int) -> str:
+    """How a process has ended whose exit code, as Python has it, is `code`."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def run_nursery(
+    end: socket.socket, prepare: Callable[[], WorkerMain], handled: Iterable[int] = ()
+) -> NoReturn:
+    """The life of the nursery's process. `handled`: signals that the user's program handles, if
+    that is not to be seen here."""
     status = 1
     try:
-        _own_signals()
-        _serve(end, worker_main)
+        _own_signals(handled)
+        _serve(end, prepare())
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -118,15 +186,25 @@ def _child(end: socket.socket, worker_main: WorkerMain) -> NoReturn:
         os._exit(status)
 
 
-def _own_signals() -> None:
+def tell_ready(end: socket.socket) -> None:
+    """Tell the parent that it can have workers."""
+    with contextlib.suppress(OSError):  # it has gone meanwhile
+        end.send(_REQUEST.pack(_READY, 0, 0))
+
+
+def handled_signals() -> list[int]:
+    """Those that the user's program handles in Python."""
+    return [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+
+
+def _own_signals(handled: Iterable[int]) -> None:
     """Undo what the user's program has arranged for itself."""
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
+    for number in {*handled, *handled_signals()}:
         # Handlers written in Python belong to the program that we are a copy of. It lives through
         # such a signal, which a batch system sends to all of its processes, and so do we. Not by
         # ignoring it: that, programs started by the dataset would inherit.
-        if callable(signal.getsignal(number)):
-            signal.signal(number, _left_to_the_parent)
+        signal.signal(number, _left_to_the_parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Ctrl-C reaches the whole group of processes; what it means is the parent's to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -233,11 +311,12 @@ def _worker(
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _flush()
+        flush()
         os._exit(status)
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Write what is still to be written to standard output and error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # there may be none, or a closed one
             stream.flush()

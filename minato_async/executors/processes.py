@@ -12,7 +12,6 @@ import errno
 import itertools
 import os
 import pickle
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from minato_async.descriptors import above_standard
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import RemoteJob, RemoteJobSource, Worker
 from minato_async.executors.channel import LoopChannel
-from minato_async.executors.nursery import Nursery, WorkerMain
+from minato_async.executors.fresh import GUARD
+from minato_async.executors.nursery import Nursery, described
 from minato_async.executors.progress import Status
 from minato_async.executors.regions import Regions
 from minato_async.transport.failures import PackedError
@@ -32,12 +32,13 @@ from minato_async.transport.memory import SharedMemory
 CLOSE_GRACE = 1.0
 #: Workers that may die one after the other without having done anything.
 _STILLBORN = 3
-#: In a reply: there is more to come; the order is carried out; the worker could not be set up; it
-#: has a bug; it cannot unpickle the order.
+#: In a reply: there is more to come; the order is carried out; the worker could not be set up,
+#: before its first order if the reply is to none; it has a bug; it cannot unpickle the order.
 MORE, DONE, SETUP_FAILED, BROKEN = "more", "done", "setup failed", "broken"
 UNREADABLE = "unreadable"
-#: The number of what is no order, and only tells a worker what it may have back.
-_NO_ORDER = 0
+#: The number of what is no order, and only tells a worker what it may have back, or the parent that
+#: a worker could not be set up.
+NO_ORDER = 0
 #: The first message of a worker: it is there.
 READY = b"ready"
 
@@ -83,7 +84,7 @@ class ProcessWorker:
 
 
 class SetupError(WorkerSetupError):
-    """`worker_init_fn` has failed in a worker process."""
+    """`worker_init_fn` has failed in a worker process, or unpickling what it is made of."""
 
     def __init__(self, packed: PackedError) -> None:
         Exception.__init__(self, packed)
@@ -97,23 +98,22 @@ class SetupError(WorkerSetupError):
 class ProcessExecutor:
     """A set of worker processes, each taking jobs from `source` until told to end.
 
-    The constructor forks the nursery; call it in the thread that calls `iter()`, before the loader
-    has threads. `on_all_ended` is called once, when the last worker has ended after `close`, and
-    the nursery too.
+    They come from `nursery`, which ends with the executor. `on_all_ended` is called once, when the
+    last worker has ended after `close`, and the nursery too.
     """
 
     def __init__(
         self,
         source: RemoteJobSource,
         on_all_ended: Callable[[], None],
-        worker_main: WorkerMain,
+        nursery: Nursery,
         memory: SharedMemory,
     ) -> None:
         self._source = source
         self._on_all_ended = on_all_ended
         #: None once all has ended: then only batches keep the memory.
         self._memory: SharedMemory | None = memory
-        self._nursery = Nursery(worker_main)
+        self._nursery = nursery
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers: dict[int, ProcessWorker] = {}
         self._serials = itertools.count(1)
@@ -122,6 +122,8 @@ class ProcessExecutor:
         self._closed = False
         #: What kills, some time after `close`, the workers that have not ended by then.
         self._killing: asyncio.TimerHandle | None = None
+        #: Workers cannot be set up: there will be no more.
+        self._hopeless = False
         self._size = 0
         self._stillborn = 0
         self._over = threading.Event()
@@ -139,7 +141,10 @@ class ProcessExecutor:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._nursery.fileno(), self._nursery_speaks)
-        if self._closed:
+        if self._closed or self._hopeless:
+            return
+        if not self._nursery.ready:
+            self._size = size
             return
         staying = [worker for worker in self._workers.values() if not worker.retiring]
         for worker in staying[size:]:
@@ -188,7 +193,7 @@ class ProcessExecutor:
                 freed = self._regions.take_freed(worker.region)
                 if freed:
                     assert worker.channel is not None
-                    message = (_NO_ORDER, worker.context, b"", freed, b"")
+                    message = (NO_ORDER, worker.context, b"", freed, b"")
                     worker.channel.send(pickle.dumps(message, protocol=5))
 
     def give_up(self, worker: Worker) -> None:
@@ -288,7 +293,11 @@ class ProcessExecutor:
             return
         order, kind, content = pickle.loads(data)
         self._stillborn = 0
-        if order == _NO_ORDER:
+        if order == NO_ORDER:
+            if kind == SETUP_FAILED:
+                self._hopeless = True
+                self._source.worker_failed(worker, SetupError(content))
+                self._dismiss(worker)
             return
         job = worker.job
         if job is None or order != worker.order:
@@ -323,13 +332,19 @@ class ProcessExecutor:
             self._nursery_ended()
             return
         kind, serial, value = news
+        if kind == "ready":
+            try:
+                self.resize(self._size)
+            except BaseException as failure:  # the consumer must hear of it, not wait
+                self._source.worker_failed(_Nobody(), failure)
+            return
         worker = self._workers.get(serial)
         if worker is None:
             return
         if kind == "started":
             worker.pid = value
         elif kind == "ended":
-            self._worker_ended(worker, _how(value))
+            self._worker_ended(worker, described(os.waitstatus_to_exitcode(value)))
         else:
             error = OSError(value, f"no worker process could be started: {os.strerror(value)}")
             self._worker_ended(worker, "could not be started")
@@ -360,11 +375,13 @@ class ProcessExecutor:
     def _nursery_ended(self) -> None:
         assert self._loop is not None
         self._loop.remove_reader(self._nursery.fileno())
-        self._nursery.reap()
+        how = self._nursery.reap()
         if self._killing is not None:
             self._killing.cancel()
         if not self._closed:
-            self._source.worker_failed(_Nobody(), _nursery_is_gone(None))
+            ready = self._nursery.ready
+            error = _nursery_is_gone(None) if ready else WorkerSetupError(_never_came_up(how))
+            self._source.worker_failed(_Nobody(), error)
         for worker in list(self._workers.values()):
             assert worker.channel is not None
             worker.channel.close()
@@ -394,16 +411,6 @@ def _explained(error: OSError) -> OSError:
     return error
 
 
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _nursery_is_gone(cause: BaseException | None) -> RuntimeError:
     error = RuntimeError(
         "the process from which workers are started has ended; was it killed, out of memory? "
@@ -411,3 +418,10 @@ def _nursery_is_gone(cause: BaseException | None) -> RuntimeError:
     )
     error.__cause__ = cause
     return error
+
+
+def _never_came_up(how: str) -> RuntimeError:
+    return RuntimeError(
+        f"the process from which workers are started {how} before it had come up; what it has "
+        f"printed says why. {GUARD}"
+    )

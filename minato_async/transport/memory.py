@@ -14,6 +14,7 @@ import weakref
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
+from multiprocessing import reduction
 from typing import Any
 
 from minato_async.descriptors import above_standard
@@ -33,30 +34,48 @@ Block = tuple[int, int]
 
 
 class SharedMemory:
-    """The file, mapped. A forked child has the same mapping. Raises OSError where there is none to
-    be had."""
+    """The file, mapped. A forked child has the same mapping; for one that is started afresh it is
+    pickled, as long as the file is open. Raises OSError where there is none to be had."""
 
     def __init__(self) -> None:
         self.region_size, self.regions = _physical_memory(), REGIONS
         with above_standard():
-            fd = os.memfd_create("minato-async", os.MFD_CLOEXEC)
+            self._file: int | None = os.memfd_create("minato-async", os.MFD_CLOEXEC)
             try:
-                self._map = self._mapped(fd)
-            finally:
-                os.close(fd)
+                # Mapping it opens it once more.
+                self._begin(self._mapped(self._file))
+            except BaseException:
+                self.close_file()
+                raise
+
+    def close_file(self) -> None:
+        """All who are to have it have it. What is mapped stays."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _begin(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
         self._view = memoryview(self._map)
         self.status = self._view[:STATUS_SIZE].cast("d")
         #: Blocks that nobody in this process needs any more, by region: what finalizers append to.
         self.freed: list[deque[Block]] = [deque() for _ in range(self.regions)]
         self._leases: dict[int, _Lease] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self._file is not None
+        return _arrived, (reduction.DupFd(self._file), self.region_size, self.regions)
+
+    @property
+    def _size(self) -> int:
+        return STATUS_SIZE + self.regions * self.region_size
+
     def _mapped(self, fd: int) -> mmap.mmap:
         limited = False
         while True:
-            size = STATUS_SIZE + self.regions * self.region_size
             try:
-                os.ftruncate(fd, size)
-                mapped = mmap.mmap(fd, size)
+                os.ftruncate(fd, self._size)
+                mapped = mmap.mmap(fd, self._size)
             except (OSError, OverflowError, ValueError):
                 # Less address space than hoped for: `ulimit -v`, or strict overcommit.
                 if self.regions == 1 and self.region_size < 1 << 20:
@@ -120,6 +139,16 @@ class SharedMemory:
             # Where it is refused, it is only memory that is lost.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 self._map.madvise(mmap.MADV_REMOVE, first, last - first)
+
+
+def _arrived(file: Any, region_size: int, regions: int) -> SharedMemory:
+    memory = SharedMemory.__new__(SharedMemory)
+    memory.region_size, memory.regions, memory._file = region_size, regions, file.detach()
+    try:
+        memory._begin(mmap.mmap(memory._file, memory._size))
+    finally:
+        memory.close_file()
+    return memory
 
 
 class _Lease(weakref.ref[memoryview]):

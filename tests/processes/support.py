@@ -25,10 +25,10 @@ def processes(dataset: Any, *args: Any, **options: Any) -> Any:
 
 
 class Countdown:
-    """Counts down from `n`, whichever processes do it."""
+    """Counts down from `n`, whichever processes do it; `context` starts them."""
 
-    def __init__(self, n: int) -> None:
-        self._left = fork.Semaphore(n)
+    def __init__(self, n: int, context: Any = fork) -> None:
+        self._left = context.Semaphore(n)
 
     def take(self) -> bool:
         """Whether it was not at zero."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import psutil
@@ -16,14 +15,6 @@ from tests.semantics.support import iterating
 def test_executor_must_be_known() -> None:
     with pytest.raises(ValueError, match="executor must be one of"):
         MinatoLoader(range(4), executor="fibre")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("context", ["spawn", multiprocessing.get_context("forkserver")])
-def test_other_start_methods_are_refused_by_processes_alone(context: Any) -> None:
-    options: Any = {"num_workers": 1, "multiprocessing_context": context}
-    with pytest.raises(NotImplementedError, match="cannot start its workers by"):
-        processes(range(4), **options)
-    assert len(list(MinatoLoader(range(4), **options))) == 4  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("gil", "children"), [(True, 1), (False, 0)])

@@ -5,33 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from tests.processes.module_level import Stream
 from tests.processes.support import PATIENCE, Countdown, fork, kill_me, processes
 from tests.semantics.support import iterating, outcomes
-
-
-class Stream(IterableDataset[torch.Tensor]):
-    """`n` samples, shared out among the workers; each tells index, shard and process."""
-
-    def __init__(
-        self, n: int, lives: Countdown | None = None, end: Callable[[], None] = kill_me
-    ) -> None:
-        self.n = n
-        self.lives = lives
-        self.end = end
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()
-        for index in range(info.id, self.n, info.num_workers):
-            if index == 13 and self.lives is not None and self.lives.take():
-                self.end()
-            yield torch.tensor([index, info.id, os.getpid()])
 
 
 @pytest.mark.parametrize("persistent", [False, True])
