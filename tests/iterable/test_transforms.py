@@ -18,10 +18,11 @@ SERIAL: dict[str, Any] = {}
 THREADS = {"num_workers": 2, "executor": "thread"}
 PROCESSES = {"num_workers": 2, "executor": "process"}
 SHARED = {"num_workers": 2, "executor": "thread", "iterable_mode": "shared"}
+SHARED_BY_PROCESSES = {"num_workers": 2, "executor": "process", "iterable_mode": "shared"}
 WAYS = pytest.mark.parametrize(
     "way",
-    [SERIAL, THREADS, PROCESSES, SHARED],
-    ids=["serial", "threads", "processes", "shared"],
+    [SERIAL, THREADS, PROCESSES, SHARED, SHARED_BY_PROCESSES],
+    ids=["serial", "threads", "processes", "shared", "shared by processes"],
 )
 
 
@@ -64,17 +65,14 @@ def test_an_error_names_sample_and_step(way: dict[str, Any]) -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("executor", ["thread", "process"])
-def test_an_error_costs_its_batch_and_no_other(way: dict[str, Any], executor: str) -> None:
+def test_an_error_costs_its_batch_and_no_other(way: dict[str, Any]) -> None:
     def fail(value: int) -> int:
         if value in (4, 5):
             raise ValueError(value)
         return value
 
-    loader = MinatoLoader(
-        Range(0, 8), batch_size=3, transforms=[fail], executor=executor, in_order=True, **way
-    )
-    shards = 2 if way == {"num_workers": 2} else 1
+    loader = MinatoLoader(Range(0, 8), batch_size=3, transforms=[fail], in_order=True, **way)
+    shards = 2 if way in (THREADS, PROCESSES) else 1
     expected = [[0, 1, 2], ValueError, [6, 7]]
     with iterating(loader) as iterator:
         assert outcomes(iterator) == [batch for batch in expected for _ in range(shards)]
@@ -104,7 +102,7 @@ def test_they_run_on_workers_which_are_told_their_shard() -> None:
     assert seen == {(0, False), (1, False)}
 
 
-@pytest.mark.parametrize("way", [THREADS, PROCESSES, SHARED])
+@pytest.mark.parametrize("way", [THREADS, PROCESSES, SHARED, SHARED_BY_PROCESSES])
 def test_they_draw_from_the_samples_own_stream(way: dict[str, Any]) -> None:
     def draw(value: int) -> tuple[int, float]:
         return value, random.random()
