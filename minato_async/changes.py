@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Attributes of attributes of ... that are looked at, and how many objects in all: a dataset may
 #: refer to anything.
@@ -18,32 +18,45 @@ _UNSEEN = object()
 Path = tuple[str, ...]
 
 
+class Change(NamedTuple):
+    """A new value, pickled, and the epoch before which it was set."""
+
+    epoch: int
+    value: bytes
+
+
 class Changes:
-    """Finds what was set anew since the last time it was asked: any attribute of the dataset
-    itself, and numbers, strings and the like in the objects that it refers to."""
+    """Finds what was set anew since the dataset was copied: any attribute of the dataset itself,
+    and numbers, strings and the like in the objects that it refers to."""
 
     def __init__(self, dataset: Any) -> None:
         self._seen = dict(_attributes(dataset))
+        #: The last change of each attribute. None is forgotten: a worker that replaces another has
+        #: the dataset as it was at first.
+        self._changed: dict[Path, Change] = {}
 
-    def since_last(self, dataset: Any) -> dict[Path, bytes]:
-        """What has changed and can be sent, pickled; what cannot, workers never see."""
+    def before(self, epoch: int, dataset: Any) -> dict[Path, Change]:
+        """All changes up to that epoch, which begins, that can be sent; what cannot, workers never
+        see."""
         current = dict(_attributes(dataset))
-        changed = {}
         for path, value in current.items():
             before = self._seen.get(path, _UNSEEN)
             if before is value or (type(before) is type(value) in _SCALARS and before == value):
                 continue
             with contextlib.suppress(Exception):
-                changed[path] = pickle.dumps(value)
+                self._changed[path] = Change(epoch, pickle.dumps(value))
         self._seen = current
-        return changed
+        return dict(self._changed)
 
 
-def apply(dataset: Any, changes: dict[Path, bytes]) -> None:
-    """Make the same changes in a copy of the dataset, but for what cannot be unpickled here."""
-    for path, pickled in changes.items():
+def apply(dataset: Any, changes: dict[Path, Change], known: int) -> None:
+    """Make the changes that came after epoch `known` in a copy of the dataset, but for what cannot
+    be unpickled here."""
+    for path, change in changes.items():
+        if change.epoch <= known:
+            continue
         try:
-            value = pickle.loads(pickled)
+            value = pickle.loads(change.value)
         except BaseException:
             continue
         owner = dataset

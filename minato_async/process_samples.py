@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from minato_async.autocast import Autocast
-from minato_async.changes import Path, apply
+from minato_async.changes import Change, Path, apply
 from minato_async.checkpoint import SampleCancelled, current
 from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.orders import (
@@ -38,13 +38,14 @@ _NEWS = 5e-3
 
 @dataclass(frozen=True)
 class EpochPayload:
-    """What changes from one epoch to the next."""
+    """What changes from one epoch to the next. `number` counts the iterator's epochs, from 1 on."""
 
+    number: int
     seeds: Any
     grad: bool
     autocast: Autocast
-    #: What was set anew in the dataset.
-    changes: dict[Path, bytes]
+    #: What was set anew in the dataset since the first.
+    changes: dict[Path, Change]
     #: With which data pipes shuffle.
     pipe_seed: int | None = None
 
@@ -57,6 +58,8 @@ class SampleRunner:
         self.desk = desk
         self._memory = desk.memory
         self._status = desk.status
+        #: The last epoch whose changes the dataset has.
+        self._known = 1
         self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
             RunClaim: self._run_claim,
             ResumeSample: self._resume,
@@ -69,9 +72,10 @@ class SampleRunner:
         self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
         # Both in the dataset, whose own attributes reach the copy when it is refreshed, and in the
         # copy, which may have parts of its own.
-        apply(self._recipe.dataset, payload.changes)
+        apply(self._recipe.dataset, payload.changes, self._known)
         if (copy := current_state().copy) is not None:
-            apply(copy.dataset, payload.changes)
+            apply(copy.dataset, payload.changes, self._known)
+        self._known = payload.number
 
     def run(self, order: Any) -> Sequence[Any]:
         bound = self._recipe.bind(self.desk)

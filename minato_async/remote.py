@@ -90,8 +90,8 @@ class RemoteLoading:
         payload = b""
         if number > 1:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
-            changes = self._changes.since_last(loader.dataset)
-            payload = pickle.dumps(EpochPayload(seeds, grad, autocast, changes, pipe_seed))
+            changes = self._changes.before(number, loader.dataset)
+            payload = pickle.dumps(EpochPayload(number, seeds, grad, autocast, changes, pipe_seed))
         finish = None if self._pins is None else self._pins.put
         return Context(number, payload, _Abandon(self._memory), finish)
 

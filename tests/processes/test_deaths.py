@@ -48,6 +48,31 @@ def test_killed_worker_is_replaced_and_its_tickets_run_again(
         assert found == list(range(40))
 
 
+def test_a_replacement_knows_all_that_was_changed_since_the_first_epoch() -> None:
+    lives = Countdown(1)
+
+    class Marked:
+        first = second = killing = 0
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 4 and self.killing and lives.take():
+                kill_me()
+            return torch.tensor([self.first, self.second])
+
+    dataset = Marked()
+    loader = processes(dataset, 1, num_workers=1, persistent_workers=True)
+    with iterating(loader):
+        list(loader)
+        dataset.first = 1
+        list(loader)
+        dataset.second, dataset.killing = 2, True
+        assert [batch.tolist() for batch in loader] == [[[1, 2]]] * 8
+    assert not lives.take()
+
+
 def test_every_worker_is_killed_again_and_again() -> None:
     # Never twice over one index: that would be its fault.
     lives = {index: Countdown(1) for index in range(3, 120, 10)}
