@@ -1,4 +1,4 @@
-"""Cases 26 and 27: seeding in workers, and `set_epoch`."""
+"""Cases 24 to 27: one sample, whoever makes it; seeding in workers; `set_epoch`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
+from minato_async import MinatoLoader
 from tests.cases.support import Made, Turnstile
 from tests.loaders import LoaderKind
 from tests.semantics.support import iterating, lists
@@ -54,6 +55,46 @@ def draw_all() -> list[float]:
         torch.rand(()).item(),
         torch.randn(()).item(),
     ]
+
+
+def blurred(sample: list[Any]) -> list[Any]:
+    return [*sample, *draw_all(), torch.empty(2).uniform_().tolist()]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one thread": {"num_workers": 1, "executor": "thread"},
+    "sixteen threads": {"num_workers": 16, "executor": "thread"},
+    "threads, any order": {"num_workers": 3, "executor": "thread", "in_order": False},
+    "one process": {"num_workers": 1, "executor": "process"},
+    "processes, any order": {"num_workers": 3, "executor": "process", "in_order": False},
+    "threads, diverted": {"num_workers": 2, "executor": "thread", "timeout_threshold": 1e-9},
+    "processes, diverted": {"num_workers": 2, "executor": "process", "timeout_threshold": 1e-9},
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_cases_24_and_25_a_sample_is_the_same_whoever_makes_it(way: dict[str, Any]) -> None:
+    """Of two epochs, which differ. `num_workers=0` makes the samples to compare with."""
+
+    def epochs(**options: Any) -> list[dict[int, Any]]:
+        dataset = Made(24, lambda index: [index, *draw_all()])
+        options = {
+            "in_order": True,
+            "seed": 7,
+            "transforms": [blurred],
+            "batch_size": None,
+        } | options
+        if "timeout_threshold" in options:
+            options["in_order"] = False
+        loader = MinatoLoader(dataset, collate_fn=list, **options)
+        found = [list(loader), list(loader)]
+        assert "timeout_threshold" not in options or loader.stats.diverted
+        return [{sample[0]: sample for sample in epoch} for epoch in found]
+
+    found = epochs(**way)
+    assert found == epochs(num_workers=0)
+    first, second = found
+    assert all(first[index] != second[index] for index in range(24))
 
 
 class Stream(IterableDataset[Any]):
