@@ -37,6 +37,11 @@ TORCH_PINS = {
     (True, (3, 14)): "torch==2.14.*",
     (False, (3, 11)): "torch==2.13.0",
 }
+# Each is made for one torch, with CUDA like it: beside a small CPU build it cannot be imported.
+VISION_PINS = {
+    (True, (3, 13)): "torchvision==0.27.0",
+    (True, (3, 14)): "torchvision==0.29.*",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +58,15 @@ def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
     """Read the project's own lists, and pin torch for the interpreter."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    pin = TORCH_PINS.get((interpreter.free_threaded, interpreter.version))
+    others = tuple(extras["frameworks"])
+    kind = interpreter.free_threaded, interpreter.version
+    pin, vision = TORCH_PINS.get(kind), VISION_PINS.get(kind)
     return Requirements(
         runtime=(*project["dependencies"], *([pin] if pin else [])),
         extras=(*extras["demo"], *extras["test"], *(extras["lint"] if lint else [])),
-        # None has a free-threaded wheel: pyyaml and safetensors have none, which they all need.
-        frameworks=() if interpreter.free_threaded else tuple(extras["frameworks"]),
+        # Of the others none has a free-threaded wheel: pyyaml and safetensors have none, which they
+        # all need.
+        frameworks=((vision,) if vision else ()) if interpreter.free_threaded else others,
         peers=tuple(extras["bench"]),
     )
 
