@@ -44,7 +44,12 @@ class Changes:
             if before is value or (type(before) is type(value) in _SCALARS and before == value):
                 continue
             with contextlib.suppress(Exception):
-                self._changed[path] = Change(epoch, pickle.dumps(value))
+                change = Change(epoch, pickle.dumps(value))
+                # What was set inside the object that was there before is not inside this one.
+                inside = [p for p in self._changed if p[: len(path)] == path]
+                for old in inside:
+                    del self._changed[old]
+                self._changed[path] = change
         self._seen = current
         return dict(self._changed)
 

@@ -28,8 +28,10 @@ class PinThread:
     def put(self, batch: Batch, content: Any, done: Done) -> None:
         """Have the packed `content` of `batch` unpacked and pinned, and `done` told in the end."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+            thread.start()
+            # Not before: `end` would wait for a thread that could not be started.
+            self._thread = thread
         self._waiting.put((batch, content, done))
 
     def end(self, on_ended: Callable[[], None]) -> None:

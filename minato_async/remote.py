@@ -87,11 +87,11 @@ class RemoteLoading:
     ) -> Context:
         """What the workers have to know of the epoch that begins."""
         number = next(self._numbers)
-        payload = b""
+        payload: Callable[[int], bytes] = _first_payload
         if number > 1:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
             changes = self._changes.before(number, loader.dataset)
-            payload = pickle.dumps(EpochPayload(number, seeds, grad, autocast, changes, pipe_seed))
+            payload = _Payload(EpochPayload(number, seeds, grad, autocast, changes, pipe_seed))
         finish = None if self._pins is None else self._pins.put
         return Context(number, payload, _Abandon(self._memory), finish)
 
@@ -108,6 +108,26 @@ class RemoteLoading:
     def received(self, stats: Stats) -> Stats:
         skipped = tuple((index, unpacked(error)) for index, error in stats.skipped)
         return replace(stats, skipped=skipped)
+
+
+def _first_payload(known: int) -> bytes:
+    return b""
+
+
+class _Payload:
+    """What workers are told of an epoch, without the changes that they know."""
+
+    def __init__(self, payload: EpochPayload) -> None:
+        self._payload = payload
+        #: By the last epoch that a worker knows: most know the same.
+        self._pickled: dict[int, bytes] = {}
+
+    def __call__(self, known: int) -> bytes:
+        if known not in self._pickled:
+            changes = self._payload.changes
+            new = {path: change for path, change in changes.items() if change.epoch > known}
+            self._pickled[known] = pickle.dumps(replace(self._payload, changes=new))
+        return self._pickled[known]
 
 
 def _new_nursery(loader: MinatoLoader[Any], plan: Plan) -> Nursery:

@@ -311,6 +311,9 @@ class Engine:
         bell: B | None = None
         with self._lock:
             if isinstance(self._broken, WorkerSetupError):
+                # Its traceback leads to the iterator from now on, which is then not dropped before
+                # the threads that refer to the engine have ended.
+                self.close_soon()
                 raise self._broken.error
             if self._broken is not None:
                 raise RuntimeError("the loader's engine has failed") from self._broken

@@ -45,8 +45,8 @@ class Context:
     """What the workers have to know of one epoch."""
 
     number: int
-    #: Pickled.
-    payload: bytes
+    #: What a worker has to be told that was told of this earlier epoch last, 0: of none; pickled.
+    payload: Callable[[int], bytes]
     #: Tells the workers that nobody waits for this epoch any more. Waits for nothing.
     abandon: Callable[[int], None]
     #: Has a batch that has come from a worker finished elsewhere; None: it is as it should be.

@@ -108,6 +108,8 @@ class ReadJob(UnwatchedJob):
         ended = source.reader is None or source.reader.ended
         if ended:
             close_shard(source)
+        # Asked now: once the batch is handed over, its failure is the consumer's to take.
+        collates = batch is not None and batch.failure is None
         with self._sync.lock:
             late = epoch.abandoned
             if not late:
@@ -115,7 +117,8 @@ class ReadJob(UnwatchedJob):
         self._sync.due.ring()
         if late:
             _release(source, epoch, self._sync)
-        elif batch is not None and batch.failure is None:
+        elif collates:
+            assert batch is not None
             self._collating = True
             torch.set_grad_enabled(self._recipe.grad)
             self._recipe.autocast.apply()

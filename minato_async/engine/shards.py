@@ -218,7 +218,11 @@ class ShardedEpoch:
         # The one whose turn comes first. The window therefore always has room for the batch that
         # is due: all that was ever admitted before it comes before it, or while its own shard was
         # busy with a batch that has given its places back.
-        source = min(readable, key=lambda source: (source.rounds, source.shard.number))
+        source = min(readable, key=_turn)
+        # Where only some workers can read a shard, those that come before it keep their places.
+        before = sum(_turn(other) < _turn(source) for other in ShardedEpoch._readable(self))
+        if self._keeps_order and self._in_window + (before + 1) * self._places > self._window:
+            return None
         source.shard.occupied = True
         source.ahead += 1
         self._undelivered += 1
@@ -282,3 +286,7 @@ class ShardedEpoch:
         source.ahead -= 1
         self._undelivered -= 1
         self._in_window -= samples
+
+
+def _turn(source: ShardPass) -> tuple[int, int]:
+    return source.rounds, source.shard.number

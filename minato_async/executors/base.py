@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -75,7 +76,8 @@ class RemoteContext(Protocol):
         """Larger than that of every context before it."""
 
     @property
-    def payload(self) -> bytes: ...
+    def payload(self) -> Callable[[int], bytes]:
+        """What to tell a worker that was told of the context with this number last, 0: of none."""
 
 
 class RemoteJob(Job, Protocol):

@@ -267,7 +267,7 @@ class ProcessExecutor:
         worker.job, worker.order = job, next(self._orders)
         context, payload = job.context, b""
         if context.number != worker.context:
-            worker.context, payload = context.number, context.payload
+            payload, worker.context = context.payload(worker.context), context.number
         order = job.order(worker.status.expect(worker.order))
         freed = self._regions.take_freed(worker.region)
         # By itself: it has keys of the user's in it, which may raise anything, here and there. What

@@ -10,8 +10,9 @@ import pytest
 from torch.utils.data import get_worker_info
 
 from minato_async import MinatoLoader
+from minato_async.engine.bell import DueBells
 
-from .datasets import Range, iterating, lists, outcomes
+from .datasets import SOON, Range, iterating, lists, outcomes
 
 #: The consumer's thread, workers with a shard each, workers that share one iterator.
 SERIAL: dict[str, Any] = {}
@@ -76,6 +77,33 @@ def test_an_error_costs_its_batch_and_no_other(way: dict[str, Any]) -> None:
     expected = [[0, 1, 2], ValueError, [6, 7]]
     with iterating(loader) as iterator:
         assert outcomes(iterator) == [batch for batch in expected for _ in range(shards)]
+
+
+def test_a_failure_that_is_taken_at_once_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer has it before the worker, which has just handed it over, goes on."""
+    failed, taken = threading.Event(), threading.Event()
+    ring = DueBells.ring
+
+    def ring_and_wait(bells: DueBells) -> None:
+        ring(bells)
+        if failed.is_set() and threading.current_thread() is not threading.main_thread():
+            assert taken.wait(SOON)
+
+    def fail(value: int) -> int:
+        if value == 0:
+            failed.set()
+            raise ValueError(value)
+        return value
+
+    monkeypatch.setattr(DueBells, "ring", ring_and_wait)
+    loader = MinatoLoader(
+        Range(0, 3), 1, num_workers=1, transforms=[fail], in_order=False, executor="thread"
+    )
+    with iterating(loader) as iterator:
+        with pytest.raises(ValueError, match="0"):
+            next(iterator)
+        taken.set()
+        assert outcomes(iterator) == [[1], [2]]
 
 
 @WAYS
