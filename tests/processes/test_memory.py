@@ -284,8 +284,8 @@ def test_many_loaders_leave_nothing() -> None:
     before, shared = in_use(), shared_memory()
     for _ in range(10):
         assert len(list(processes(Made(4, filled), 2))) == 2
-    # A thread that has ended is listed for a moment.
-    assert eventually(lambda: in_use() == before), (in_use(), before)
+    # A thread that has ended is listed for a moment: one of ours, or one from before.
+    assert eventually(lambda: all(now <= before[what] for what, now in in_use().items())), before
     assert not stays_in_shared_memory(shared)
 
 
