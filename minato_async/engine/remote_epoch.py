@@ -53,6 +53,22 @@ class Context:
     #: Waits for nothing.
     finish: Callable[[Batch, Any, Done], None] | None = None
 
+    def finished(
+        self, batch: Batch, content: Any, failure: BaseException | None, sync: Sync, done: Done
+    ) -> None:
+        """A worker has collated `batch`: `done` is told of it under the lock, now, as the caller
+        holds it, or when it is finished elsewhere."""
+        if self.finish is None or failure is not None or batch.void:
+            done(batch, content, failure)
+            return
+
+        def pass_on(batch: Batch, content: Any, failure: BaseException | None) -> None:
+            with sync.lock:
+                done(batch, content, failure)
+            sync.due.ring()
+
+        self.finish(batch, content, pass_on)
+
 
 class RemoteMapEpoch(MapEpoch):
     """As `MapEpoch`, with jobs that are sent away. Samples are what the workers packed; nothing
@@ -141,17 +157,8 @@ class RemoteMapEpoch(MapEpoch):
         self.wake_for_work()
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        finish = self.context.finish
-        if finish is None or failure is not None or batch.void or self.abandoned:
-            super().collated(batch, content, failure)
-        else:
-            finish(batch, content, self._finished)
-
-    def _finished(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        """Without the lock."""
-        with self.sync.lock:
-            super().collated(batch, content, failure)
-        self.sync.due.ring()
+        if not self.abandoned:
+            self.context.finished(batch, content, failure, self.sync, super().collated)
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)

@@ -100,17 +100,8 @@ class RemoteShardedEpoch(ShardedEpoch):
         return self.unfinished.popleft() if self.unfinished else None
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        finish = self.context.finish
-        if finish is None or failure is not None or self.abandoned:
-            super().collated(batch, content, failure)
-        else:
-            finish(batch, content, self._finished)
-
-    def _finished(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        """Without the lock."""
-        with self.sync.lock:
-            super().collated(batch, content, failure)
-        self.sync.due.ring()
+        if not self.abandoned:
+            self.context.finished(batch, content, failure, self.sync, super().collated)
 
     def finish_later(self, job: RemoteFinishJob) -> None:
         self.unfinished.append(job)
