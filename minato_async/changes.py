@@ -54,12 +54,9 @@ class Changes:
         return dict(self._changed)
 
 
-def apply(dataset: Any, changes: dict[Path, Change], known: int) -> None:
-    """Make the changes that came after epoch `known` in a copy of the dataset, but for what cannot
-    be unpickled here."""
+def apply(dataset: Any, changes: dict[Path, Change]) -> None:
+    """Make the same changes in a copy of the dataset, but for what cannot be unpickled here."""
     for path, change in changes.items():
-        if change.epoch <= known:
-            continue
         try:
             value = pickle.loads(change.value)
         except BaseException:

@@ -38,13 +38,12 @@ _NEWS = 5e-3
 
 @dataclass(frozen=True)
 class EpochPayload:
-    """What changes from one epoch to the next. `number` counts the iterator's epochs, from 1 on."""
+    """What changes from one epoch to the next."""
 
-    number: int
     seeds: Any
     grad: bool
     autocast: Autocast
-    #: What was set anew in the dataset since the first.
+    #: What was set anew in the dataset, as far as the worker does not know it.
     changes: dict[Path, Change]
     #: With which data pipes shuffle.
     pipe_seed: int | None = None
@@ -58,8 +57,6 @@ class SampleRunner:
         self.desk = desk
         self._memory = desk.memory
         self._status = desk.status
-        #: The last epoch whose changes the dataset has.
-        self._known = 1
         self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
             RunClaim: self._run_claim,
             ResumeSample: self._resume,
@@ -72,10 +69,9 @@ class SampleRunner:
         self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
         # Both in the dataset, whose own attributes reach the copy when it is refreshed, and in the
         # copy, which may have parts of its own.
-        apply(self._recipe.dataset, payload.changes, self._known)
+        apply(self._recipe.dataset, payload.changes)
         if (copy := current_state().copy) is not None:
-            apply(copy.dataset, payload.changes, self._known)
-        self._known = payload.number
+            apply(copy.dataset, payload.changes)
 
     def run(self, order: Any) -> Sequence[Any]:
         bound = self._recipe.bind(self.desk)

@@ -46,8 +46,6 @@ class ShardRunner:
         self._shards: dict[int, tuple[Shard, DatasetCopy | None]] = {}
         self._pipe_seed = plan.pipe_seed
         self._passes: dict[int, ShardPass] = {}
-        #: The last epoch whose changes the dataset has.
-        self._known = 1
 
     def _packing(self, recipe: ShardRecipe) -> ShardRecipe:
         """`recipe` with batches that are ready to travel: that may fail as collating may."""
@@ -59,15 +57,14 @@ class ShardRunner:
         for source in self._passes.values():
             close_shard(source)
         self._passes.clear()
-        apply(self._plan.dataset, payload.changes, self._known)
+        apply(self._plan.dataset, payload.changes)
         self._pipe_seed = payload.pipe_seed
         for shard, copy in self._shards.values():
             if copy is not None:
-                apply(copy.dataset, payload.changes, self._known)
+                apply(copy.dataset, payload.changes)
                 copy.refresh(self._plan.dataset)
             elif self._pipe_seed is not None:
                 seed_pipe(shard.dataset, self._pipe_seed)
-        self._known = payload.number
         self._recipe = replace(
             self._recipe, seeds=payload.seeds, grad=payload.grad, autocast=payload.autocast
         )

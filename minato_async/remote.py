@@ -91,7 +91,7 @@ class RemoteLoading:
         if number > 1:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
             changes = self._changes.before(number, loader.dataset)
-            payload = _Payload(EpochPayload(number, seeds, grad, autocast, changes, pipe_seed))
+            payload = _Payload(EpochPayload(seeds, grad, autocast, changes, pipe_seed))
         finish = None if self._pins is None else self._pins.put
         return Context(number, payload, _Abandon(self._memory), finish)
 
