@@ -35,13 +35,15 @@ demo: env
 	@[ -x $(FREE) ] || echo "demo: no free-threaded Python here, so this runs with the GIL"
 	@exec $(BEST) -m minato_async.cli demo
 
+# A failure on one interpreter does not hide those on the other; an interruption (2) ends both.
 test: env
-	@for python in $(FREE) $(GIL); do \
+	@failed=0; for python in $(FREE) $(GIL); do \
 		if [ -x $$python ]; then \
 			echo "test: $$($$python -VV) ($$python)"; \
-			$$python -m pytest tests $(AT_ONCE) $(PYTEST_ARGS) || exit; \
+			$$python -m pytest tests $(AT_ONCE) $(PYTEST_ARGS) || failed=$$?; \
+			if [ $$failed = 2 ]; then exit 2; fi; \
 		fi; \
-	done
+	done; exit $$failed
 
 bench: env
 	@exec $(BEST) -m benchmarks $(BENCH_ARGS)
