@@ -40,7 +40,7 @@ def pytest_collection_finish() -> None:
 
 
 #: Seconds that what a test leaves behind gets to end by itself.
-_GRACE = 10.0
+_GRACE = 30.0
 
 
 @pytest.fixture(autouse=True)

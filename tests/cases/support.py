@@ -10,7 +10,7 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[2]
 
 #: Seconds after which a wait that should have ended long ago fails its test.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 _fork = multiprocessing.get_context("fork")
 

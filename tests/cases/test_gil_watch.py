@@ -83,7 +83,7 @@ def run(extensions: Path, *names: str, gil: str | None = None) -> dict[str, str]
         capture_output=True,
         text=True,
         env=environment,
-        timeout=100,
+        timeout=270,
     )
     assert done.returncode == 0, done.stderr
     written: dict[str, str] = json.loads(done.stdout)

@@ -250,7 +250,7 @@ def test_case_33_operators_start_no_threads_in_workers(
             return len(os.listdir("/proc/self/task"))
 
         # The workers, their event loop, and one that may be about to end.
-        assert max(workers(Made(24, sample), None)) <= at_rest + 3 + 2
+        assert max(workers(Made(24, sample), None, scheduler="fixed")) <= at_rest + 3 + 2
     finally:
         torch.set_num_threads(before)
 
@@ -324,13 +324,13 @@ def test_case_34_no_signal_handler_is_installed() -> None:
     assert run(SIGNALS) == "as before\n"
 
 
-def run(script: str, timeout: float = 100) -> str:
+def run(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "if True:\n" + script],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=270,
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
     return done.stdout
@@ -404,4 +404,4 @@ STRESS = """
 
 def test_case_36_allocation_and_collection_at_once() -> None:
     """In a process of its own, for what goes wrong here crashes it."""
-    assert run(STRESS, timeout=300) == "survived\n"
+    assert run(STRESS) == "survived\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import json
 import multiprocessing
 import os
@@ -26,19 +24,15 @@ from torch.utils.data import IterableDataset
 from tests.cases.support import CHECKOUT, PATIENCE, Made, Turnstile
 from tests.lifetime.support import (
     all_ours_end,
+    eventually,
     no_collector,
     our_threads,
+    resident,
     shared_memory,
     stays_in_shared_memory,
 )
 from tests.loaders import LoaderKind
 from tests.semantics.support import iterating, lists
-
-
-def wait_for(what: Callable[[], bool]) -> bool:
-    """Whether it comes true: of threads and processes the kernel knows after a moment."""
-    pause = threading.Event()
-    return any(what() or pause.wait(0.01) for _ in range(1000))
 
 
 def interrupt(process: psutil.Process) -> list[psutil.Process]:
@@ -48,13 +42,17 @@ def interrupt(process: psutil.Process) -> list[psutil.Process]:
     wait is over. That does no harm to users, but the waits in here are never over.
     """
     status = Path(f"/proc/{process.pid}/task/{process.pid}/status")
-    seen: list[str] = []
+    pause = threading.Event()
+
+    def look() -> str:
+        pause.wait(0.01)
+        return "".join(re.findall("(?:State|.*ctxt_switches):.*", status.read_text()))
 
     def sleeps_on() -> bool:
-        seen.append("".join(re.findall("(?:State|.*ctxt_switches):.*", status.read_text())))
-        return "S (sleeping)" in seen[-1] and len(seen) > 10 and len(set(seen[-10:])) == 1
+        seen = {look() for _ in range(10)}
+        return len(seen) == 1 and "S (sleeping)" in seen.pop()
 
-    assert wait_for(sleeps_on)
+    assert eventually(sleeps_on)
     children: list[psutil.Process] = process.children(recursive=True)
     process.send_signal(signal.SIGINT)
     return children
@@ -100,7 +98,7 @@ def test_case_7_ctrl_c_while_next_waits(interrupted: dict[str, dict[str, Any]], 
     assert "minato-" not in errors
     assert "Exception in" not in errors
     assert "Exception ignored" not in errors
-    _, orphans = psutil.wait_procs(result["children"], 5)
+    _, orphans = psutil.wait_procs(result["children"], PATIENCE)
     assert orphans == []
 
 
@@ -109,18 +107,11 @@ BATCHES, SAMPLES, FLOATS = 3, 40_960, 256
 QUEUED = BATCHES * SAMPLES * FLOATS * 4
 
 
-def resident() -> int:
-    """Bytes of memory in use: what the allocator keeps for later does not count."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    size: int = psutil.Process().memory_info().rss
-    return size
-
-
 @pytest.mark.parametrize("how", ["break", "raise"])
 def test_case_9_leaving_with_large_batches_queued(workers: LoaderKind, how: str) -> None:
     row = torch.rand(FLOATS)
     door = Turnstile()
+    queued: list[int] = []
 
     def collate(samples: list[torch.Tensor]) -> torch.Tensor:
         batch = torch.stack(samples)
@@ -143,19 +134,23 @@ def test_case_9_leaving_with_large_batches_queued(workers: LoaderKind, how: str)
                 break
             raise ZeroDivisionError
 
-    # The second time counts: the first makes Python's own heap grow.
-    for _ in range(2):
-        queued: list[int] = []
-        before = resident()
+    def kept_by_training() -> int:
         try:
             train()
         except ZeroDivisionError:
             assert how == "raise"
         all_ours_end()
-        kept = resident() - before
+        return resident() - before
+
+    # Heaps grow at first, and now and then later; batches that are kept show in every round.
+    for _ in range(5):
+        before = resident()
+        if kept_by_training() < 0.5 * QUEUED / BATCHES:
+            break
+    else:
+        pytest.fail(f"some {QUEUED / BATCHES:.0f} bytes are kept in every round")
     if not workers.elsewhere:  # there it lies in shared memory that nobody here has looked at
-        assert queued[0] > 0.6 * QUEUED
-    assert kept < 0.5 * QUEUED / BATCHES
+        assert max(queued) > 0.6 * QUEUED
 
 
 def test_case_10_reader_that_was_dropped_reads_no_further(workers: LoaderKind) -> None:
@@ -220,6 +215,21 @@ def running_for(message: str) -> dict[int, float]:
     return {int(index): float(seconds) for index, seconds in found}
 
 
+def take(iterator: Iterator[Any], most: int = 1000) -> list[int]:
+    """What comes up to the end, or `most` of it, however long it takes: a busy machine is no fault
+    of the loader's."""
+    found: list[int] = []
+    while len(found) < most:
+        try:
+            found.append(next(iterator).item())
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+    return found
+
+
 def test_case_11_timeout_says_so(parallel: LoaderKind) -> None:
     door = Turnstile()
     loader = parallel(Made(8, held_at(door, 0)), timeout=0.3, num_workers=2)
@@ -234,14 +244,15 @@ def test_case_11_timeout_says_so(parallel: LoaderKind) -> None:
 def test_case_11_timeout_names_what_is_running(workers: LoaderKind, in_order: bool) -> None:
     door = Turnstile()
     loader = workers(Made(8, held_at(door, 0, 1, 3)), timeout=0.3, in_order=in_order, num_workers=4)
-    found, messages = [], []
     with iterating(loader) as iterator:
         door.wait_for(3)
-        while len(messages) < 2:
-            try:
-                found.append(next(iterator).item())
-            except RuntimeError as error:
-                messages.append(str(error))
+        # On a busy machine it may time out before what is ready has come.
+        found = [] if in_order else take(iterator, 5)
+        messages = []
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as timed_out:
+                next(iterator)
+            messages.append(str(timed_out.value))
         first, second = map(running_for, messages)
         assert first.keys() == second.keys() == {0, 1, 3}
         # Whoever asks again finds the clocks running on.
@@ -249,7 +260,7 @@ def test_case_11_timeout_names_what_is_running(workers: LoaderKind, in_order: bo
         assert sorted(found) == ([] if in_order else [2, 4, 5, 6, 7])
         door.let_go()
         # What was late is not lost.
-        found += [batch.item() for batch in iterator]
+        found += take(iterator)
     assert found == list(range(8)) if in_order else sorted(found) == list(range(8))
 
 
@@ -291,7 +302,7 @@ def test_case_11_the_clock_of_a_diverted_sample_runs_on(workers: LoaderKind) -> 
         assert running_for(message)[0] >= before + (asked - came.value) - 0.05
         assert "slow sample index 0 " in message
         door.let_go()
-        found += [batch.item() for batch in iterator]
+        found += take(iterator)
     assert sorted(found) == list(range(4))
 
 
@@ -330,12 +341,21 @@ def test_case_11_timeout_of_a_coroutine(workers: LoaderKind) -> None:
 
     async def read() -> list[Any]:
         iterator = aiter(loader)
+        door.wait_for(1)
         with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds.*index 0 for"):
             await anext(iterator)
         door.let_go()
-        return [batch.tolist() async for batch in iterator]
+        found: list[Any] = []
+        while True:
+            try:
+                found.append((await anext(iterator)).item())
+            except StopAsyncIteration:
+                return found
+            except RuntimeError as error:  # it may be late again
+                if "timed out" not in str(error):
+                    raise
 
-    assert asyncio.run(read()) == [[index] for index in range(8)]
+    assert asyncio.run(read()) == list(range(8))
 
 
 class Stream(IterableDataset[int]):
@@ -369,9 +389,10 @@ def test_case_12_a_hundred_loaders_made_and_dropped(workers: LoaderKind) -> None
         for number in range(100):
             make_and_drop(number)
         all_ours_end()
-        assert wait_for(lambda: things_in_use()["threads"] <= before["threads"])
-        after = things_in_use()
-    assert all(after[thing] <= before[thing] for thing in before), (before, after)
+        # Of the end of threads the kernel knows after a moment.
+        assert eventually(
+            lambda: all(now <= before[thing] for thing, now in things_in_use().items())
+        ), (before, things_in_use())
     assert not stays_in_shared_memory(shared)
 
 

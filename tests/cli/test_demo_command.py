@@ -21,7 +21,6 @@ TINY = ("--samples", "12", "--batch-size", "4", "--epochs", "1", "--workers", "2
 COMMAND = (sys.executable, "-m", "minato_async.cli", "demo")
 
 
-@pytest.mark.timeout(300)  # Three processes that import torch, on a machine that may be busy.
 def test_the_table(pictures: Path) -> None:
     arguments = [*TINY, "--rounds", "1", "--loaders", "torch,minato", "--photos", str(pictures)]
     done = subprocess.run(
@@ -39,7 +38,7 @@ def test_the_table(pictures: Path) -> None:
         speed, first, wait, gap, memory, loss, right = (cell.strip() for cell in row[2:-1])
         assert float(speed.replace(",", "")) > 0
         assert float(first) > 0
-        assert 0 < float(wait) < 100
+        assert 0 <= float(wait) <= 100
         assert float(gap.replace(",", "")) >= 0
         assert 100 < float(memory.replace(",", "")) < 10_000
         assert 0 < float(loss) < 5
@@ -144,5 +143,5 @@ def test_ctrl_c_leaves_nothing_behind(pictures: Path) -> None:
 
     assert running.returncode == 130
     assert complaints == "stopped.\n"
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []

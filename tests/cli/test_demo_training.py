@@ -45,7 +45,7 @@ def trained(same_pictures: Path) -> Trained:
         input=json.dumps([asdict(task) for task in tasks]),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=270,
     )
     assert done.returncode == 0, done.stderr
     found = [(Seen(**seen), seconds) for seen, seconds in json.loads(done.stdout)]

@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=270,
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -16,8 +16,14 @@ import psutil
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from tests.threads import wait_for_new_threads
+
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Seconds after which a wait that should have ended long ago fails its test.
+PATIENCE = 60.0
+#: Seconds for programs that import a framework, on a machine that may be busy.
+TIMEOUT = 270.0
 
 _fork = multiprocessing.get_context("fork")
 
@@ -87,13 +93,27 @@ class FirstComesLast(Numbers):
             self._others.release()
         else:
             for number in range(self.length - 1):
-                assert self._others.acquire(timeout=30), f"only asked for {number} others"
+                assert self._others.acquire(timeout=PATIENCE), f"only asked for {number} others"
         return super().__getitem__(index)
 
     @property
     def first(self) -> int:
         first: int = self._first.value
         return first
+
+
+class BothAtWork(Numbers):
+    """Of two workers, none has loaded anything before the other has begun."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self._began = [_fork.Event(), _fork.Event()]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        me = get_worker_info().id
+        self._began[me].set()
+        assert self._began[1 - me].wait(PATIENCE), "the other did not begin"
+        return super().__getitem__(index)
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -115,6 +135,11 @@ def our_workers() -> set[int]:
     threads = {t.native_id for t in threading.enumerate() if t.name.startswith("minato-worker")}
     nurseries = psutil.Process().children()
     return threads | {worker.pid for nursery in nurseries for worker in nursery.children()}
+
+
+def all_threads_end() -> None:
+    """All but the main one."""
+    assert wait_for_new_threads({threading.main_thread()}, PATIENCE) == []
 
 
 def values(batches: Any) -> list[list[float]]:
@@ -158,7 +183,7 @@ def run_ranks(command: list[str], ranks: int) -> list[str]:
         for rank in range(ranks)
     ]
     try:
-        ends = [process.communicate(timeout=90) for process in processes]
+        ends = [process.communicate(timeout=TIMEOUT) for process in processes]
     finally:
         for process in processes:
             process.kill()

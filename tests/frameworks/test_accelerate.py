@@ -12,7 +12,15 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
 from minato_async import MinatoLoader
-from tests.frameworks.support import FirstComesLast, Noisy, Numbers, flat, run_ranks, values
+from tests.frameworks.support import (
+    FirstComesLast,
+    Noisy,
+    Numbers,
+    all_threads_end,
+    flat,
+    run_ranks,
+    values,
+)
 from tests.loaders import on_each_executor
 
 accelerate = pytest.importorskip("accelerate")
@@ -218,9 +226,7 @@ def test_break_ends_the_workers(accelerator: Any) -> None:
     for _ in prepared:
         assert _our_threads()
         break
-    for thread in _our_threads():
-        thread.join(10)
-        assert not thread.is_alive()
+    all_threads_end()
 
 
 @on_each_executor
@@ -231,9 +237,7 @@ def test_free_memory_ends_persistent_workers(accelerator: Any) -> None:
     assert _our_threads()
     accelerator.free_memory()
     del loader
-    for thread in _our_threads():
-        thread.join(10)
-        assert not thread.is_alive()
+    all_threads_end()
 
 
 # Two ranks

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from minato_async import MinatoLoader
-from tests.frameworks.support import Loads, our_workers
+from tests.frameworks.support import PATIENCE, Loads, our_workers
 from tests.loaders import on_each_executor
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +40,7 @@ class Points(Dataset[dict[str, torch.Tensor]]):
         if index >= BATCH:
             self.later_one.set()
         elif index == 0 and self.first_comes_last:
-            assert self.later_one.wait(30), "no later sample was loaded meanwhile"
+            assert self.later_one.wait(PATIENCE), "no later sample was loaded meanwhile"
         self.loads.add(index)
         x = torch.tensor([index / self.length])
         return {"x": x, "labels": 3 * x + 1}
@@ -116,7 +116,7 @@ def test_persistent_workers_end_with_the_trainer(tmp_path: Path) -> None:
     trainer.evaluate()
     assert len(losses(trainer)) == 10
     assert dataset.loads.on_workers
-    assert len(our_workers()) >= 2
+    assert our_workers()
 
 
 def test_the_loaders_are_ours_with_all_options(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 #: Seconds after which a wait that should have ended long ago fails its test.
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 def wait_for(event: threading.Event) -> None:

@@ -247,13 +247,18 @@ class TestParking:
         engine = iterator._engine
         until(lambda: iterator.stats.parked == 1)
         (going_on,) = dataset.passed.counts
+
+        def costs() -> dict[str, float]:
+            with engine._lock:
+                running = engine._slots.running.values()
+                return {entry.job.describe(): entry.job.elapsed for entry in running}
+
+        before = costs()
         busy(0.1)
-        with engine._lock:
-            costs = {
-                entry.job.describe(): entry.job.elapsed for entry in engine._slots.running.values()
-            }
-        assert costs[f"sample index {going_on}"] > 0.1
-        assert costs[f"sample index {1 - going_on}"] < 0.1
+        after = costs()
+        passed, parked = f"sample index {going_on}", f"sample index {1 - going_on}"
+        assert after[passed] >= before[passed] + 0.1
+        assert after[parked] == before[parked]
         dataset.fast.set()
         until(lambda: len(dataset.passed.counts) == 2)
         dataset.stay.set()

@@ -13,7 +13,7 @@ from minato_async import MinatoLoader
 from .support import PATIENCE, Made, Tally, flat, until, wait_for, worker_threads
 
 #: Far more than anything but a stuck sample takes.
-TIMEOUT = 0.25
+TIMEOUT = 0.5
 
 
 class Stuck:

@@ -27,7 +27,7 @@ from tests.forked import fork_each
 NO_UVLOOP = "-no-uvloop"
 _PATIENCE = 60.0
 #: Seconds that a case may take, on a machine that may be busy.
-_LIFETIME = 100.0
+_LIFETIME = 240.0
 
 
 class Held:

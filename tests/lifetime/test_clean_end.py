@@ -30,7 +30,13 @@ from tests.lifetime.support import (
 
 
 def make_loader(dataset: Any, **options: Any) -> MinatoLoader[Any]:
-    defaults: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "collate_fn": as_list}
+    # Whose worker scheduler neither adds nor ends threads: they are counted.
+    defaults: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 3,
+        "collate_fn": as_list,
+        "scheduler": "fixed",
+    }
     return MinatoLoader(dataset, **(defaults | options))
 
 

@@ -15,7 +15,7 @@ from tests.lifetime import interrupts
 from tests.lifetime.support import Gate, Samples, eventually, in_thread
 
 #: Seconds for all cases together, on a machine that may be busy.
-TIMEOUT = 110.0
+TIMEOUT = 270.0
 ENDING = (
     "waiting",
     "waiting_in_a_loop",

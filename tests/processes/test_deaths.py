@@ -205,7 +205,7 @@ def test_nobody_left_to_start_workers_is_an_error_and_no_hang() -> None:
         door.hold()
         return index
 
-    with iterating(processes(Made(8, sample), num_workers=2)) as iterator:
+    with iterating(processes(Made(8, sample), num_workers=2, scheduler="fixed")) as iterator:
         door.wait_for(2)
         (nursery,) = psutil.Process().children()
         workers = nursery.children()

@@ -93,6 +93,6 @@ def plain(value: Any) -> Any:
 def python(script: str, *options: str) -> str:
     """What a fresh interpreter prints that runs the script."""
     command = [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr
     return done.stdout
