@@ -337,6 +337,20 @@ def test_no_thread_refers_to_the_loader_or_the_dataset_of_a_finished_epoch() -> 
         iterator.close()
 
 
+def test_a_failed_set_up_ends_the_threads() -> None:
+    """Whoever keeps the error keeps the iterator, by its traceback."""
+
+    def fail(worker: int) -> None:
+        raise ZeroDivisionError
+
+    with no_collector():
+        iterator = iter(make_loader(Samples(20), worker_init_fn=fail))
+        with pytest.raises(ZeroDivisionError) as kept:
+            next(iterator)
+        all_ours_end()
+        assert kept.value.__traceback__ is not None
+
+
 def test_a_kept_error_does_not_keep_the_threads() -> None:
     def fail(index: int) -> int:
         raise ZeroDivisionError(index)

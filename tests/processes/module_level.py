@@ -70,6 +70,10 @@ def plus_noise(sample: tuple[Any, ...]) -> tuple[Any, ...]:
     return *sample, torch.randn(2)
 
 
+def plus_ten(sample: torch.Tensor) -> torch.Tensor:
+    return sample + 10
+
+
 def as_list(samples: list[Any]) -> list[Any]:
     return samples
 

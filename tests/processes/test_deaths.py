@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from tests.cases.support import CHECKOUT
 from tests.processes.support import (
@@ -71,6 +72,101 @@ def test_a_replacement_knows_all_that_was_changed_since_the_first_epoch() -> Non
         dataset.second, dataset.killing = 2, True
         assert [batch.tolist() for batch in loader] == [[[1, 2]]] * 8
     assert not lives.take()
+
+
+class Part:
+    mark = 7
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__ |= attributes
+
+
+def test_a_replacement_knows_of_nothing_that_is_no_more() -> None:
+    """What was set inside an object that has been replaced since is not set inside the new one."""
+    lives = Countdown(1)
+
+    class Marked:
+        def __init__(self) -> None:
+            self.part = Part(mark=0)
+            self.killing = False
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2 and self.killing and lives.take():
+                kill_me()
+            return self.part.mark
+
+    dataset = Marked()
+    loader = processes(dataset, 1, num_workers=1, persistent_workers=True)
+    with iterating(loader):
+        assert flat(loader) == [0] * 4
+        dataset.part.mark = 1
+        assert flat(loader) == [1] * 4
+        dataset.part = Part(mark=2)
+        assert flat(loader) == [2] * 4
+        dataset.part = Part()
+        assert flat(loader) == [7] * 4
+        dataset.killing = True
+        assert flat(loader) == [7] * 4
+    assert not lives.take()
+
+
+made_anew = fork.Value("i", 0)
+
+
+class Large:
+    """Counts how often it is unpickled: a worker is told of a change once."""
+
+    def __init__(self, mark: int) -> None:
+        self.mark = mark
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with made_anew.get_lock():
+            made_anew.value += 1
+        self.__dict__ |= state
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_a_worker_is_told_of_a_change_once_and_so_is_its_replacement(kind: str) -> None:
+    lives = Countdown(1)
+
+    class Marked:
+        def __init__(self) -> None:
+            self.large = Large(0)
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> list[int]:
+            if index == 2 and self.epoch == 5 and lives.take():
+                kill_me()
+            return [self.large.mark, self.epoch]
+
+    class MarkedStream(Marked, IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return (self[index] for index in range(4))
+
+    dataset: Any = Marked() if kind == "map" else MarkedStream()
+    loader = processes(
+        dataset, None, num_workers=1, persistent_workers=True, scheduler="fixed", collate_fn=list
+    )
+    made_anew.value = 0
+    told = []
+    with iterating(loader):
+        for dataset.epoch in range(7):
+            if dataset.epoch == 1:
+                dataset.large = Large(1)
+            found = [result for result in outcomes(iter(loader)) if isinstance(result, list)]
+            assert {tuple(sample) for sample in found} == {(dataset.epoch > 0, dataset.epoch)}
+            told.append(made_anew.value)
+    assert not lives.take()
+    before, after = told[1], told[-1]
+    assert 0 < before < after
+    # Killed in the middle of epoch 5, an iterator is not begun anew before the next one.
+    assert told == [0, *[before] * 4, after if kind == "map" else before, after]
 
 
 def test_every_worker_is_killed_again_and_again() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from tests.lifetime.support import all_ours_end
 from tests.processes.support import Made, processes
 from tests.semantics.support import iterating, outcomes
 
@@ -67,6 +68,25 @@ def test_nothing_is_pinned_where_there_is_no_accelerator(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     loader = processes(Made(4), 2, collate_fn=Batch, pin_memory=True)
     assert {batch.by for batch in loader} == {None}
+
+
+def test_thread_that_cannot_be_started_is_told_of_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "minato-pin":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with iterating(processes(Made(8), 2, collate_fn=Batch, pin_memory=True)) as iterator:
+        with pytest.raises(RuntimeError, match="engine has failed") as caught:
+            next(iterator)
+        assert str(caught.value.__cause__) == "can't start new thread"
+    # Not even for a moment: there is nobody who could say that it has ended.
+    all_ours_end()
 
 
 inside, go_on = threading.Event(), threading.Event()

@@ -61,6 +61,38 @@ def test_worker_that_dies_ends_its_shard_with_an_error_that_names_it(
         assert sorted(rest) == sorted([*range(0, 40, 2), *before])
 
 
+def test_small_window_is_kept_for_the_batch_that_is_due() -> None:
+    """Whoever is there first has a shard of its own, and would fill the window from it before
+    another has begun with what comes earlier."""
+    for _ in range(10):
+        loader = processes(Stream(30), 1, num_workers=3, max_queue_size=2, timeout=PATIENCE)
+        assert torch.cat(list(loader))[:, 0].tolist() == list(range(30))
+
+
+def test_a_replacement_knows_what_was_changed_since_the_first_epoch() -> None:
+    lives = Countdown(1)
+
+    class Marked(IterableDataset[Any]):
+        first = second = killing = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(4):
+                if self.killing and lives.take():
+                    kill_me()
+                yield torch.tensor([self.first, self.second])
+
+    dataset = Marked()
+    loader = processes(dataset, 4, num_workers=1, persistent_workers=True)
+    with iterating(loader):
+        assert [batch.tolist() for batch in loader] == [[[0, 0]] * 4]
+        dataset.first = 1
+        assert [batch.tolist() for batch in loader] == [[[1, 0]] * 4]
+        dataset.second, dataset.killing = 2, True
+        (error,) = outcomes(iter(loader))
+        assert "was killed by SIGKILL" in str(error)
+        assert [batch.tolist() for batch in loader] == [[[1, 2]] * 4]
+
+
 class Drawn(IterableDataset[Any]):
     """Samples that have drawn random numbers, or have not, before the steps do; of several kinds
     and sizes. `fails`: ordinals at which the iterator raises, and goes on."""

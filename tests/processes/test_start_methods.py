@@ -21,6 +21,7 @@ import torch
 
 from minato_async import MinatoLoader
 from minato_async.transport.luggage import Luggage
+from tests.lifetime.support import all_ours_end
 from tests.processes import module_level
 from tests.processes.module_level import Closed, Numbers, Stream
 from tests.processes.support import PATIENCE, Countdown, Made, flat, processes
@@ -103,6 +104,28 @@ def test_shards(method: str) -> None:
     assert "reads shard 1 was killed by SIGKILL" in str(error)
     assert sorted(again[:, 0].tolist()) == list(range(40))
     assert {shard for _, shard, _ in again.tolist()} == {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["sharded", "shared"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_sample_of_an_iterable_dataset(method: str, mode: str) -> None:
+    loader = processes(
+        Stream(41),
+        4,
+        num_workers=3,
+        iterable_mode=mode,
+        multiprocessing_context=method,
+        transforms=[module_level.plus_ten],
+        persistent_workers=True,
+        max_queue_size=8,
+    )
+    shards = 3 if mode == "sharded" else 1
+    parts = [list(range(shard, 41, shards)) for shard in range(shards)]
+    batches = [[part[i : i + 4] for part in parts] for i in range(0, 41, 4)]
+    expected = [[index + 10 for index in batch] for turn in batches for batch in turn if batch]
+    with iterating(loader):
+        for _ in range(2):
+            assert [batch[:, 0].tolist() for batch in loader] == expected
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -194,8 +217,10 @@ def test_default_is_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_error_of_unpickling_is_raised_as_it_is() -> None:
     loader = processes(Closed(), multiprocessing_context="forkserver")
-    with iterating(loader) as iterator, pytest.raises(ValueError, match="has moved") as caught:
-        next(iterator)
+    with iterating(loader) as iterator:
+        with pytest.raises(ValueError, match="has moved") as caught:
+            next(iterator)
+        all_ours_end()
     assert "unpickled the dataset" in caught.value.__notes__[0]
 
 
@@ -217,6 +242,8 @@ def test_killed_while_it_starts() -> None:
         nursery.kill()
         with pytest.raises(RuntimeError, match="was killed by SIGKILL before it had come up"):
             next(iterator)
+        # Though the iterator lives, as it does with an error that somebody keeps.
+        all_ours_end()
 
 
 def opened(value: Any) -> Any:
