@@ -7,7 +7,6 @@ import ctypes
 import gc
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
@@ -111,13 +110,9 @@ def all_ours_end() -> None:
 
 def eventually(what: Callable[[], bool]) -> bool:
     """Whether `what` comes true. For what gives no event to wait for."""
-    deadline = time.monotonic() + PATIENCE
     pause = threading.Event()
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.001)
-    return True
+    # Looks are counted, and not seconds, which pass for processes that are stopped, too.
+    return any(what() or pause.wait(0.001) for _ in range(round(PATIENCE / 0.001)))
 
 
 def open_files() -> int:
@@ -125,8 +120,9 @@ def open_files() -> int:
 
 
 def shared_memory() -> set[str]:
-    """What lies in shared memory, put there by any process of the machine."""
-    return set(os.listdir("/dev/shm"))
+    """What lies in shared memory, put there by any process of the machine: but for semaphores,
+    which `multiprocessing` has there as long as a process that others spawned has use for them."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 def stays_in_shared_memory(before: set[str]) -> set[str]:
