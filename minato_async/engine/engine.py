@@ -79,8 +79,8 @@ class Engine:
         sample_timeout: float | None = None,
     ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
-        # user code runs. An RLock, though nobody takes it twice: its waiters park, where those
-        # of a Lock spin through 40 scheduler yields on free-threaded 3.13.
+        # user code runs. An RLock, though only `_torn` takes it twice: its waiters park, where
+        # those of a Lock spin through 40 scheduler yields on free-threaded 3.13.
         self._lock = threading.RLock()
         #: Bells of workers without work. The last to go idle is the first to be woken: what it
         #: worked on is still in its core's cache.
@@ -127,7 +127,10 @@ class Engine:
         except BaseException as error:
             self._break(error)
         finally:
-            self._abandon(closed=True)
+            with self._lock:
+                self._closed = True
+                self._replace_loading(None)
+            self._due.ring()
             self._executor.close()
             await self._workers_ended.wait()
             # What an epoch holds is not to wait until the collector finds this engine.
@@ -208,26 +211,28 @@ class Engine:
 
     def begin(self, start: Callable[[Sync], L]) -> L:
         """Load what `start` makes; what is left of the epoch before is dropped."""
-        self._abandon()
         # Kept by the epoch alone, for it refers to this engine.
         sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
         loading = start(sync)
         with self._lock:
-            self._loading = loading
-            self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
-            self._wake_for(loading)
+            try:
+                self._replace_loading(loading)
+                self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
+                if self._closed:  # by another thread, just now
+                    self._replace_loading(None)
+            except BaseException as error:
+                self._torn(error)
+                raise
         self._due.ring()
         return loading
 
-    def _abandon(self, closed: bool = False) -> None:
-        with self._lock:
-            self._closed = self._closed or closed
-            if self._loading is not None:
-                self._left_over += self._loading.abandon()
-                self._loading = None
-                self._coordinator.forget()
-            self._wake_workers(len(self._idle))
-        self._due.ring()
+    def _replace_loading(self, loading: Loading | None) -> None:
+        """Under the lock: from now on `loading` is loaded, and nothing else."""
+        if self._loading is not None:
+            self._left_over += self._loading.abandon()
+            self._coordinator.forget()
+        self._loading = loading
+        self._wake_workers(len(self._idle))
 
     def draw(
         self, epoch: MapEpoch, indices: list[object], unit: int, repeats: Sequence[int] = ()
@@ -267,7 +272,6 @@ class Engine:
 
         Raises RuntimeError after `timeout` seconds without one.
         """
-        self._check_process()
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
@@ -281,7 +285,6 @@ class Engine:
     async def next_batch_async(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
-        self._check_process()
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
@@ -289,7 +292,9 @@ class Engine:
             if bell is None:
                 return batch
             try:
-                await asyncio.wait_for(bell.rung, _left(deadline))
+                # Not `wait_for`, which before 3.12 swallows a cancellation that comes with the news.
+                async with asyncio.timeout(_left(deadline)):
+                    await bell.rung
             except TimeoutError:
                 raise self._timed_out(timeout) from None
 
@@ -336,6 +341,7 @@ class Engine:
 
     def stats(self, epoch: Loading) -> Stats:
         """A snapshot of `epoch`, which this engine is loading or has loaded last."""
+        self.check_process()
         with self._lock:
             stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
             coordinator, now = self._coordinator, time.monotonic()
@@ -353,8 +359,9 @@ class Engine:
             )
         return replace(stats, threads=self._executor.size, ready_bytes=nbytes(contents))
 
-    def _check_process(self) -> None:
-        # Before any lock: a thread of the parent may have held it at the fork.
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked child. Before any lock is taken: a thread of the parent may
+        have held it at the fork, and does not let go of it here."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this iterator belongs to the parent process, whose threads a fork does not copy: "
@@ -431,13 +438,21 @@ class Engine:
         error.add_note(f"minato_async: in {worker.name}")
         self._break(error)
 
+    def worker_ended(self, worker: Worker, how: str) -> None:
+        with self._lock:
+            # A slot that nobody leaves is one less for the others.
+            self._slots.leave(worker)
+            if self._loading is not None:
+                self._loading.worker_ended(worker, how)
+        self._due.ring()
+
     def _torn(self, error: BaseException) -> None:
         """`error`, Ctrl-C, came between two changes that belong together: the epoch cannot go on.
         The caller holds the lock. Not `error` itself is kept: its traceback leads to the iterator,
         which could then not be dropped."""
-        torn = RuntimeError(f"{error!r} in the middle of its work: call iter() on the loader again")
-        self._broken = self._broken or torn
-        self._wake_workers(len(self._idle))
+        self._break(
+            RuntimeError(f"{error!r} in the middle of its work: call iter() on the loader again")
+        )
 
     def _break(self, error: BaseException) -> None:
         with self._lock:

@@ -71,6 +71,9 @@ class Loading(Protocol):
     def next_job_for(self, worker: Worker) -> Job | None:
         """As `next_job`, where what a worker may do depends on which one it is."""
 
+    def worker_ended(self, worker: Worker, how: str) -> None:
+        """`worker`, a process, is no more: killed, say, as `how` tells."""
+
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""
 

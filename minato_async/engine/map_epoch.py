@@ -92,6 +92,9 @@ class MapEpoch(Epoch):
     def next_job_for(self, worker: Worker) -> Job | None:
         return self.next_job()
 
+    def worker_ended(self, worker: Worker, how: str) -> None:
+        """Any other does as well."""
+
     def _claim_job(self, claim: Claim) -> Job:
         return ClaimJob(claim, self)
 

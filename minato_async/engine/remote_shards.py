@@ -96,7 +96,7 @@ class RemoteShardedEpoch(ShardedEpoch):
             self._asking = None
             if source is not None:
                 self._homes[source.shard.number] = worker
-                return RemoteReadJob(source, self, self._step)
+                return RemoteReadJob(source, self)
         return self.unfinished.popleft() if self.unfinished else None
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
@@ -127,10 +127,34 @@ class RemoteShardedEpoch(ShardedEpoch):
         # Whoever is woken may not be the one who has the shard: wake all.
         return self.sync.slots.threads if self.unfinished or super().jobs_waiting else 0
 
-    def worker_died(self, worker: Worker) -> None:
+    def worker_ended(self, worker: Worker, how: str) -> None:
         """Its iterators are lost with it; in another epoch its shards are opened anew."""
         for number in [number for number, home in self._homes.items() if home is worker]:
             del self._homes[number]
+            source = self._passes[number]
+            # What it has not begun in this epoch, others can begin.
+            if source.rounds and not source.ended:
+                self._occupy(source)
+                self.lose(source, worker, how)
+
+    def lose(self, source: ShardPass, worker: Worker, how: str) -> None:
+        """`worker`, which occupies `source`, has died with its iterator."""
+        # Not read anew, leaving out what has come: nobody knows whether it would come again as it
+        # did.
+        number = source.shard.number
+        error = RuntimeError(
+            f"the worker process that reads shard {number} {how}, after {source.rounds} batches: "
+            "the rest of the shard is lost, for an iterator cannot be begun in the middle. If "
+            "memory was short, use fewer workers or smaller batches. Other shards go on: call "
+            "next() again"
+        )
+        error.add_note(f"minato_async: shard {number}, step {self._step}, {worker.name}")
+        self.read_failed(source, error, ended=True)
+
+    def read_failed(self, source: ShardPass, error: Any, ended: bool) -> None:
+        batch = ShardBatch(source, 0, [])
+        batch.failure = error
+        self.read(source, batch, ended)
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)
@@ -143,10 +167,9 @@ class RemoteShardedEpoch(ShardedEpoch):
 class RemoteReadJob(UnwatchedJob):
     """The next batch of one shard, by the worker that has it."""
 
-    def __init__(self, source: ShardPass, epoch: RemoteShardedEpoch, step: str) -> None:
+    def __init__(self, source: ShardPass, epoch: RemoteShardedEpoch) -> None:
         self._source = source
         self._epoch = epoch
-        self._step = step
         self._lock, self._due = epoch.sync.lock, epoch.sync.due
         self._left = False
 
@@ -173,7 +196,7 @@ class RemoteReadJob(UnwatchedJob):
     def _read(self, event: ShardRead) -> None:
         self._left = True
         if event.unread:
-            self._failed(event.failure, event.ended)
+            self._epoch.read_failed(self._source, event.failure, event.ended)
         elif not event.samples:
             self._epoch.read(self._source, None, event.ended)
         else:
@@ -184,11 +207,6 @@ class RemoteReadJob(UnwatchedJob):
                 self._epoch.finish_later(RemoteFinishJob(batch, packed, states, self._epoch))
             else:
                 self._epoch.collated(batch, event.content, event.failure)
-
-    def _failed(self, error: Any, ended: bool) -> None:
-        batch = ShardBatch(self._source, 0, [])
-        batch.failure = error
-        self._epoch.read(self._source, batch, ended)
 
     def finished(self) -> None:
         if not self._left:
@@ -203,22 +221,11 @@ class RemoteReadJob(UnwatchedJob):
         raise error.unpack()
 
     def died(self, worker: Worker, how: str) -> None:
-        number = self._source.shard.number
         with self._lock:
-            self._epoch.worker_died(worker)
             if self._epoch.abandoned:
                 self._epoch.leave(self._source.shard)
             else:
-                # Not read anew, leaving out what has come: nobody knows whether it would come
-                # again as it did.
-                error = RuntimeError(
-                    f"the worker process that reads shard {number} {how}, after "
-                    f"{self._source.rounds} batches: the rest of the shard is lost, for an "
-                    "iterator cannot be begun in the middle. If memory was short, use fewer "
-                    "workers or smaller batches. Other shards go on: call next() again"
-                )
-                error.add_note(f"minato_async: shard {number}, step {self._step}, {worker.name}")
-                self._failed(error, ended=True)
+                self._epoch.lose(self._source, worker, how)
         self._due.ring()
 
 

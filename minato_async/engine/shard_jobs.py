@@ -45,6 +45,9 @@ class IterableEpoch(ShardedEpoch):
     def next_job_for(self, worker: Worker) -> Job | None:
         return self.next_job()
 
+    def worker_ended(self, worker: Worker, how: str) -> None:
+        """No shard is its own."""
+
     def abandon(self) -> Sequence[Job]:
         unread, batches = self.forget()
         jobs: list[Job] = [ReleaseShard(source, self, self._sync) for source in unread]

@@ -223,11 +223,14 @@ class ShardedEpoch:
         before = sum(_turn(other) < _turn(source) for other in ShardedEpoch._readable(self))
         if self._keeps_order and self._in_window + (before + 1) * self._places > self._window:
             return None
+        self._occupy(source)
+        return source
+
+    def _occupy(self, source: ShardPass) -> None:
         source.shard.occupied = True
         source.ahead += 1
         self._undelivered += 1
         self._in_window += self._places
-        return source
 
     def read(self, source: ShardPass, batch: ShardBatch | None, ended: bool) -> None:
         """A worker has read `batch` from `source` and leaves it; None: there was none left. One

@@ -120,6 +120,9 @@ class RemoteJobSource(Protocol):
 
     def worker_failed(self, worker: Worker, error: BaseException) -> None: ...
 
+    def worker_ended(self, worker: Worker, how: str) -> None:
+        """`worker` is no more, and asks for no other job: killed, say, as `how` tells."""
+
 
 class JobSource(Protocol):
     """Where workers get their jobs: the engine."""

@@ -8,6 +8,7 @@ jobs that they belong to, without looking inside.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
@@ -233,7 +234,9 @@ class ProcessExecutor:
 
     def ring(self, worker: ProcessWorker) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._feed, worker)
+        # By a consumer perhaps, and late: a loop that was closed meanwhile has nobody to wake.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._feed, worker)
 
     def _feed(self, worker: ProcessWorker) -> None:
         """Give `worker`, which has none, something to do."""
@@ -351,14 +354,13 @@ class ProcessExecutor:
             self._source.worker_failed(worker, _explained(error))
 
     def _worker_ended(self, worker: ProcessWorker, how: str) -> None:
-        assert worker.channel is not None
-        worker.channel.close()  # what it has sent before it died is read first
-        worker.ended, worker.channel, worker.status = True, None, None
+        self._part_from(worker)
         del self._workers[worker.serial]
         self._regions.leave(worker.region)
         if (job := worker.job) is not None:
             worker.job = None
             job.died(worker, how)
+        self._source.worker_ended(worker, how)
         if self._closed:
             if not self._workers:
                 self._nursery.end()
@@ -372,6 +374,13 @@ class ProcessExecutor:
         self._source.wake()
         self.resize(self._size)
 
+    def _part_from(self, worker: ProcessWorker) -> None:
+        assert worker.channel is not None
+        # First: what it has sent before it died is read now, and is not to get it another job.
+        worker.ended = True
+        worker.channel.close()
+        worker.channel = worker.status = None
+
     def _nursery_ended(self) -> None:
         assert self._loop is not None
         self._loop.remove_reader(self._nursery.fileno())
@@ -382,10 +391,8 @@ class ProcessExecutor:
             ready = self._nursery.ready
             error = _nursery_is_gone(None) if ready else WorkerSetupError(_never_came_up(how))
             self._source.worker_failed(_Nobody(), error)
-        for worker in list(self._workers.values()):
-            assert worker.channel is not None
-            worker.channel.close()
-            worker.ended, worker.channel, worker.status = True, None, None
+        for worker in self._workers.values():
+            self._part_from(worker)
         self._workers.clear()
         self._closed = True
         # The engine and this executor refer to each other: the memory is not to wait until a

@@ -34,6 +34,10 @@ class Countdown:
         """Whether it was not at zero."""
         return self._left.acquire(block=False)
 
+    def wait(self) -> bool:
+        """As `take`, when it is not at zero any more; False if that never came."""
+        return self._left.acquire(timeout=PATIENCE)
+
     def add(self) -> None:
         self._left.release()
 

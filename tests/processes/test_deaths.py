@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from tests.cases.support import CHECKOUT
+from tests.lanes.support import until
 from tests.processes.support import (
     PATIENCE,
     Countdown,
@@ -165,6 +166,41 @@ def test_a_worker_is_told_of_a_change_once_and_so_is_its_replacement(kind: str) 
     assert 0 < before < after
     # Killed in the middle of epoch 5, an iterator is not begun anew before the next one.
     assert told == [0, *[before] * 4, after if kind == "map" else before, after]
+
+
+def test_worker_that_nobody_replaces_leaves_its_slot_to_others() -> None:
+    """One is enough now, and the one too many is killed in what was to be its last sample."""
+    came, door = fork.Semaphore(0), Countdown(0)
+
+    class Falling:
+        interval = 0.01
+        wanted = 2
+
+        def start(self) -> int:
+            return self.wanted
+
+        def decide(self, reading: Any) -> int:
+            return self.wanted
+
+    def sample(index: int) -> int:
+        if index < 2:
+            came.release()
+            assert door.wait()
+        return index
+
+    scheduler = Falling()
+    with iterating(processes(Made(12, sample), scheduler=scheduler, timeout=PATIENCE)) as iterator:
+        for _ in range(2):
+            assert came.acquire(timeout=PATIENCE)
+        scheduler.wanted = 1
+        until(lambda: iterator.stats.threads == 1)
+        # The one that was started last is to go.
+        _, last = sorted(psutil.Process().children()[0].children(), key=lambda p: p.create_time())
+        last.kill()
+        until(lambda: not last.is_running())
+        for _ in range(2):
+            door.add()
+        assert flat(iterator) == list(range(12))
 
 
 def test_every_worker_is_killed_again_and_again() -> None:

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Container, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from tests.lanes.support import until
 from tests.processes.module_level import Stream
 from tests.processes.support import PATIENCE, Countdown, fork, kill_me, processes
 from tests.semantics.support import iterating, outcomes
@@ -91,6 +93,38 @@ def test_a_replacement_knows_what_was_changed_since_the_first_epoch() -> None:
         (error,) = outcomes(iter(loader))
         assert "was killed by SIGKILL" in str(error)
         assert [batch.tolist() for batch in loader] == [[[1, 2]] * 4]
+
+
+@pytest.mark.parametrize("mode", ["sharded", "shared"])
+def test_worker_that_dies_while_it_has_nothing_to_do_ends_its_shard_too(mode: str) -> None:
+    options = {"num_workers": 2, "iterable_mode": mode, "timeout": PATIENCE}
+    with iterating(processes(Stream(40), 2, **options)) as iterator:
+        found = [next(iterator) for _ in range(2)]
+        until(lambda: not iterator.stats.active and iterator.stats.ready_batches == 4)
+        victim = psutil.Process(found[0][0, 2].item())
+        siblings = psutil.Process().children()[0].children
+        before = set(siblings())
+        victim.kill()
+        until(lambda: len(before ^ set(siblings())) == 2)  # it was replaced
+        found += outcomes(iterator)
+    (error,) = [result for result in found if isinstance(result, Exception)]
+    read = 3 if mode == "sharded" else 6
+    assert f"reads shard 0 was killed by SIGKILL, after {read} batches" in str(error)
+    rest = torch.cat([batch for batch in found if not isinstance(batch, Exception)])[:, 0].tolist()
+    expected = {"sharded": [*range(0, 12, 2), *range(1, 40, 2)], "shared": range(12)}
+    assert sorted(rest) == sorted(expected[mode])
+
+
+def test_worker_that_dies_before_an_epoch_costs_it_nothing() -> None:
+    loader = processes(Stream(12), 2, persistent_workers=True)
+    with iterating(loader) as iterator:
+        first = torch.cat(list(iterator))
+        siblings = psutil.Process().children()[0].children
+        before = set(siblings())
+        psutil.Process(first[0, 2].item()).kill()
+        until(lambda: len(before ^ set(siblings())) == 2)
+        second = torch.cat(list(loader))
+    assert torch.equal(first[:, :2], second[:, :2])
 
 
 class Drawn(IterableDataset[Any]):
