@@ -29,9 +29,9 @@ def checkpoint() -> None:
     """Let the loader step in, in the middle of a transform.
 
     Call it from time to time in code that may take long, inside a dataset or a transform. It
-    costs a fraction of a microsecond. Where the loader is closing, it raises `SampleCancelled`;
-    where the sample has become slow, it may let another sample go first. Outside a worker it
-    does nothing.
+    costs a fraction of a microsecond. Where nobody waits for the sample any more, since the loader
+    is closing or its `sample_timeout` has passed, it raises `SampleCancelled`; where the sample has
+    become slow, it may let another go first. Outside a worker it does nothing.
     """
     job = current.job
     if job is not None:

@@ -38,7 +38,12 @@ class SampleJob:
         self.cost = 0.0
         #: The worker is inside a step.
         self._inside = False
+        #: The row that was seen to run last, and since when; 0: since `began`.
+        self._seen = (-1, 0.0)
+        #: Nobody waits for the running sample any more, nor for its worker.
+        self._expired = False
         self._worker = ""
+        self._streams: Any = None
         #: What the worker has collated last and not passed on yet. It waits for the lock that the
         #: worker takes anyway to get its next job: else the consumer, just woken, would meet the
         #: worker there.
@@ -59,6 +64,7 @@ class SampleJob:
     def run(self, worker: Worker) -> None:
         self._worker = worker.name
         bound = self._recipe.bind(worker)
+        self._streams = bound.streams
         current.job = self
         try:
             bound.context.run(self._run, bound, worker.name)
@@ -90,6 +96,8 @@ class SampleJob:
             sample.step += 1
             if sample.step == len(steps):
                 return True
+            if self._expired:
+                raise SampleCancelled
             if sample.cost > threshold.seconds and self._may_divert():
                 return False
 
@@ -111,7 +119,8 @@ class SampleJob:
     def expire(self, seconds: float) -> bool:
         """As `hand_off`, and the running sample has failed."""
         ticket = self._stuck_in()
-        if ticket is None:
+        # Asked again: it may have come to its next ticket since the watch looked.
+        if ticket is None or self.elapsed <= seconds:
             return False
         block, row = ticket
         error = TimeoutError(
@@ -119,6 +128,7 @@ class SampleJob:
         )
         if not self._epoch.expire_with(block, row, error):
             return False
+        self._expired = True
         if self.slow:
             self.slow = False
             self._epoch.lanes.slow_running -= 1
@@ -133,7 +143,7 @@ class SampleJob:
         """In the middle of a step: end it if nobody waits for it; let others go first if it is
         slow."""
         epoch = self._epoch
-        if epoch.abandoned:
+        if epoch.abandoned or self._expired:
             raise SampleCancelled
         if self._may_divert() and self.elapsed > epoch.threshold.seconds:
             self._step_aside()
@@ -141,6 +151,8 @@ class SampleJob:
     def _step_aside(self) -> None:
         epoch, slots = self._epoch, self._epoch.sync.slots
         with self._lock:
+            if self._expired:  # just now: its worker is counted no more
+                raise SampleCancelled
             self._become_slow()
             # With a core to spare, or nothing else to run, waiting would help nobody.
             if slots.cores_idle or slots.free or not epoch.feed.claimable:
@@ -148,15 +160,17 @@ class SampleJob:
             if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
                 return
             parked = epoch.lanes.park()
+            # Being parked is no cost: neither is it stuck, nor does its time run out.
+            began, self._inside = perf_counter(), False
             epoch.wake_for_work()
         self._due.ring()
         epoch.sync.staff()
-        # Being parked is no cost: neither is it stuck, nor does its time run out.
-        began, self._inside = perf_counter(), False
         parked.bell.wait(PARKING)
         with self._lock:
             epoch.lanes.unpark(parked)
-        self.began += perf_counter() - began
+        seconds, (row, since) = perf_counter() - began, self._seen
+        self.began += seconds
+        self._seen = row, since + seconds
         self._inside = True
         if epoch.abandoned:
             raise SampleCancelled
@@ -216,8 +230,8 @@ class SampleJob:
         """Under the lock: what is decided next is what is to become of the ticket."""
 
     def _named(self, error: BaseException, block: Block, row: int, step: int, worker: str) -> Any:
-        if isinstance(error, SampleCancelled) and self._epoch.abandoned:
-            raise error
+        if self._expired or (isinstance(error, SampleCancelled) and self._epoch.abandoned):
+            raise SampleCancelled
         return name_sample(error, block.indices[row], self._recipe.step_name(step), worker)
 
     def _collate_all(self, completed: Sequence[Batch], bound: BoundRecipe, worker: str) -> None:
@@ -279,6 +293,18 @@ class ClaimJob(SampleJob):
             f"sample index {shown(self._block.indices[row])}" if row >= 0 else "collating a batch"
         )
 
+    @property
+    def elapsed(self) -> float:
+        # Tickets of a single step are timed together. Of each but the first it is only known since
+        # when it was seen to run, by whoever asked: the deadline watch, or a checkpoint of its own.
+        if not self._inside:
+            return 0.0
+        running, (row, since) = self._streams.ticket, self._seen
+        if running != row:
+            since = perf_counter()
+            self._seen = running, since
+        return self.cost + perf_counter() - max(self.began, since)
+
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         self._collate_all(self._claim.completed, bound, worker)
         bound.streams.begin(self._seed_of(self._block))
@@ -295,7 +321,8 @@ class ClaimJob(SampleJob):
         block, indices, streams = self._block, self._block.indices, bound.streams
         fetch, append, take = bound.steps[0], self._samples.append, self._pending.pop
         failure: BaseException | None = None
-        row = first = self._first = self._pending[-1]
+        row = first = self._first = streams.ticket = self._pending[-1]
+        self._seen = first, 0.0
         self.cost, self.began, self._inside = 0.0, perf_counter(), True
         try:
             while True:
@@ -346,6 +373,7 @@ class ClaimJob(SampleJob):
             return
         block, epoch = self._block, self._epoch
         self._first = bound.streams.ticket = row
+        self._seen = row, 0.0
         sample = Sample(block, row, block.indices[row])
         try:
             finished = self._run_steps(sample, bound.steps)

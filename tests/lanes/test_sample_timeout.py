@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minato_async import MinatoLoader
+from minato_async import MinatoLoader, checkpoint
 
-from .support import PATIENCE, Made, Tally, flat, until, wait_for, worker_threads
+from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for, worker_threads
 
 #: Far more than anything but a stuck sample takes.
 TIMEOUT = 0.5
@@ -196,6 +196,23 @@ class TestThreads:
         assert sorted(flat(loader)) == sorted(set(range(24)) - {5})
         assert set(dataset.runs.counts.values()) == {1}
 
+    def test_samples_that_are_claimed_together_have_their_time_each(self) -> None:
+        """So cheap at first that many are claimed at once; then they take a while."""
+
+        def sample(index: int) -> int:
+            if index >= 2000:
+                busy(TIMEOUT / 8)
+            return index
+
+        loader = loader_of(Made(2032, sample), num_workers=1, batch_size=32, in_order=True)
+        assert flat(loader) == list(range(2032))
+
+    def test_one_of_many_that_are_claimed_together_is_given_up(self) -> None:
+        dataset = Stuck(2032, {2010})
+        loader = loader_of(dataset, num_workers=1, batch_size=32, on_error="skip")
+        assert sorted(flat(loader)) == sorted(set(range(2032)) - {2010})
+        dataset.let_go.set()
+
     def test_nothing_fails_that_is_in_time(self) -> None:
         dataset = Stuck(24, {5})
         iterator = iter(loader_of(dataset, sample_timeout=PATIENCE))
@@ -203,3 +220,55 @@ class TestThreads:
         dataset.let_go.set()
         assert flat(iterator) == list(range(24))
         assert iterator.stats.failed == 0
+
+
+class TestGivenUp:
+    """What a thread does that comes back in the epoch from a sample that was given up."""
+
+    @pytest.fixture(params=["checkpoint", "next step", "failure"])
+    def way_back(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def test_it_ends_with_nothing_done(self, way_back: str) -> None:
+        let_go, went_on, replaced = threading.Event(), Tally(), Tally()
+        given_up: list[threading.Thread] = []
+
+        def first(index: int) -> int:
+            if index == 0:
+                given_up.append(threading.current_thread())
+                wait_for(let_go)
+                if way_back == "checkpoint":
+                    checkpoint()
+                    went_on.add(index)
+                elif way_back == "failure":
+                    raise ValueError
+            return index
+
+        def second(index: int) -> int:
+            went_on.add(index)
+            return index
+
+        def replace(index: int, error: BaseException) -> int:
+            replaced.add(index)
+            return 100
+
+        loader = loader_of(
+            Made(12, first),
+            num_workers=1,
+            in_order=False,
+            scheduler="fixed",
+            transforms=[second] if way_back == "next step" else None,
+            on_error=replace,
+            timeout_threshold=1e-9,
+            max_queue_size=12,
+        )
+        iterator = iter(loader)
+        until(lambda: iterator.stats.ready_batches == 3)
+        let_go.set()
+        (thread,) = given_up
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert iterator.stats.temp_queue == 0
+        assert sorted(flat(iterator)) == [*range(1, 12), 100]
+        assert went_on.counts[0] == 0
+        assert replaced.counts == {0: 1}
