@@ -254,6 +254,7 @@ class EngineIterator(LoaderIterator):
     def __next__(self) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
+        engine.check_process()
         self._make_up()
         while (batch := engine.next_batch(epoch, timeout)) is not None and batch.void:
             self._draw()
@@ -277,6 +278,7 @@ class EngineIterator(LoaderIterator):
     async def __anext__(self) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
+        engine.check_process()
         while (batch := await engine.next_batch_async(epoch, timeout)) is not None and batch.void:
             self._draw()
         if batch is None:

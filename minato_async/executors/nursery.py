@@ -188,8 +188,12 @@ def run_nursery(
 
 def tell_ready(end: socket.socket) -> None:
     """Tell the parent that it can have workers."""
-    with contextlib.suppress(OSError):  # it has gone meanwhile
-        end.send(_REQUEST.pack(_READY, 0, 0))
+    _tell(end, _READY, 0, 0)
+
+
+def _tell(end: socket.socket, kind: bytes, serial: int, value: int) -> None:
+    with contextlib.suppress(OSError):  # the parent has gone meanwhile, which is noticed elsewhere
+        end.send(_REQUEST.pack(kind, serial, value))
 
 
 def handled_signals() -> list[int]:
@@ -266,7 +270,7 @@ def _obey(
     for _, _, rights in ancillary:
         fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
     if not fds:  # the table of descriptors is full
-        end.send(_REQUEST.pack(_FAILED, serial, errno.EMFILE))
+        _tell(end, _FAILED, serial, errno.EMFILE)
         return True
     theirs = socket.socket(fileno=fds[0])
     me, blocked = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -275,14 +279,14 @@ def _obey(
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
-        end.send(_REQUEST.pack(_FAILED, serial, error.errno or 0))
+        _tell(end, _FAILED, serial, error.errno or 0)
         return True
     if pid == 0:
         _worker(me, (end, *sockets), worker_main, serial, number, theirs)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     theirs.close()
     children[pid] = serial
-    end.send(_REQUEST.pack(_STARTED, serial, pid))
+    _tell(end, _STARTED, serial, pid)
     return True
 
 
@@ -332,8 +336,7 @@ def _reap(end: socket.socket, children: dict[int, int]) -> None:
             return
         serial = children.pop(pid, None)
         if serial is not None:
-            with contextlib.suppress(OSError):
-                end.send(_REQUEST.pack(_ENDED, serial, status))
+            _tell(end, _ENDED, serial, status)
 
 
 def _kill_all(children: dict[int, int]) -> None:

@@ -165,6 +165,23 @@ class TestCancelling:
         assert (await other).tolist() == [0]
         assert await collect(iterator) == []
 
+    @pytest.mark.parametrize("timeout", [0, PATIENCE])
+    async def test_that_comes_with_the_batch_is_heeded(self, timeout: float) -> None:
+        data = Holding(1, held=[0])
+        iterator = iter(MinatoLoader(data, num_workers=1, timeout=timeout))
+        asking = asyncio.ensure_future(anext(iterator))
+        await asyncio.to_thread(data.wait_for_calls, [0])
+        data.release()
+        # Block this loop until the bell has rung, which it hears of first and then of the
+        # cancellation, before the task runs.
+        delivery, due = iterator._epoch.delivery, iterator._engine._due._due  # type: ignore[attr-defined]
+        while delivery._waiting or due:
+            pass
+        asyncio.get_running_loop().call_soon(asking.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert lists(await collect(iterator)) == [[0]]
+
     async def test_by_a_timeout(self) -> None:
         data = Holding(3, held=[1])
         iterator = iter(MinatoLoader(data, num_workers=1, in_order=True))
