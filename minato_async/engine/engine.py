@@ -292,7 +292,7 @@ class Engine:
             if bell is None:
                 return batch
             try:
-                # Not `wait_for`, which before 3.12 swallows a cancellation that comes with the news.
+                # `wait_for`, before 3.12, swallows a cancellation that comes with the news.
                 async with asyncio.timeout(_left(deadline)):
                     await bell.rung
             except TimeoutError:
@@ -360,8 +360,8 @@ class Engine:
         return replace(stats, threads=self._executor.size, ready_bytes=nbytes(contents))
 
     def check_process(self) -> None:
-        """Raise RuntimeError in a forked child. Before any lock is taken: a thread of the parent may
-        have held it at the fork, and does not let go of it here."""
+        """Raise RuntimeError in a forked child. To be called before a lock is taken: at the fork a
+        thread of the parent may have held it, and does not let go of it here."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this iterator belongs to the parent process, whose threads a fork does not copy: "

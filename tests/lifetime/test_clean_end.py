@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -20,6 +22,7 @@ from tests.lifetime.support import (
     all_ours_end,
     as_list,
     child_processes,
+    eventually,
     in_thread,
     no_collector,
     open_files,
@@ -463,3 +466,69 @@ def test_what_is_not_the_main_thread_may_load_and_drop() -> None:
         wait_for_end([in_thread(load) for _ in range(8)])
         all_ours_end()
     assert sys.exc_info() == (None, None, None)
+
+
+# Several threads at once
+
+
+def test_an_epoch_that_begins_when_another_thread_has_just_closed_is_at_its_end() -> None:
+    loader = make_loader(Samples(20), persistent_workers=True, timeout=PATIENCE)
+    iterator: Any = iter(loader)
+    iterator.close()
+    all_ours_end()
+    # What `iter()` does after it has found the iterator fit for another epoch.
+    iterator.restart(loader)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_an_interrupt_in_the_middle_of_things_is_told_to_all_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    iterator: Any = iter(make_loader(Samples(20, gate)))
+    errors: list[RuntimeError] = []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError, match="engine has failed") as caught:
+            next(iterator)
+        errors.append(caught.value)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    waiting = in_thread(wait)
+    assert eventually(lambda: bool(iterator._epoch.delivery._waiting))
+    monkeypatch.setattr(iterator._epoch, "pop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    wait_for_end([waiting])
+    assert "KeyboardInterrupt" in str(errors[0].__cause__)
+    gate.let_go()
+    iterator.close()
+
+
+def test_a_forked_child_is_refused_whoever_held_the_lock() -> None:
+    iterator: Any = iter(make_loader(Samples(20)))
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with iterator._engine._lock:
+            held.set()
+            assert forked.wait(PATIENCE)
+
+    holder = in_thread(hold)
+    assert held.wait(PATIENCE)
+    if (child := os.fork()) == 0:
+        signal.alarm(int(PATIENCE))
+        refused = 0
+        for ask in (next, next, lambda iterator: iterator.stats):
+            try:
+                ask(iterator)
+            except RuntimeError as error:
+                refused += "belongs to the parent" in str(error)
+        os._exit(refused)
+    forked.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    wait_for_end([holder])
+    assert [sample for batch in iterator for sample in batch] == list(range(20))

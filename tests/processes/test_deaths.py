@@ -328,6 +328,15 @@ def test_diverted_sample_outlives_the_worker_that_began_it() -> None:
     assert iterator.stats.diverted >= 1
 
 
+def test_worker_that_is_woken_when_all_has_ended_disturbs_nobody() -> None:
+    """By a consumer, say, who was about to when another closed the loader."""
+    with iterating(processes(Made(4))) as iterator:
+        assert flat([next(iterator)]) == [0]
+        worker = next(iter(iterator._engine.executor._workers.values()))
+    assert iterator._engine.join(PATIENCE)
+    worker.ring()
+
+
 def test_nobody_left_to_start_workers_is_an_error_and_no_hang() -> None:
     door = Turnstile()
 
