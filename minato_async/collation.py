@@ -84,7 +84,6 @@ class DefaultRows:
         # Guards `_leaves`, so that two first samples do not make a tensor each.
         self._lock = threading.Lock()
         self._leaves: dict[Any, _Leaf] = {}
-        self._written = 0
 
     def write(self, row: int, sample: Any) -> Any:
         """Copy the large tensors of `sample` into `row`; returns the sample with a `RowLeaf` in

@@ -225,8 +225,7 @@ class _Claim:
         def seed(row: int) -> int:
             place = row - start
             repeat = order.repeats[place] if order.repeats else 0
-            unit = 1
-            return recipe.seed(order.indices[place], repeat, order.position + place * unit)
+            return recipe.seed(order.indices[place], repeat, order.position + place)
 
         bound.streams.begin(seed)
         if order.diverts:

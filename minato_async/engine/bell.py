@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 from collections import deque
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
-
-class Ringable(Protocol):
-    def ring(self) -> None: ...
+from minato_async.executors.base import Ringable
 
 
 class Bell:

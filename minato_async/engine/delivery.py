@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import DueBells, Ringable
+from minato_async.engine.bell import DueBells
 from minato_async.engine.displacement import Displacement
+from minato_async.executors.base import Ringable
 
 
 class Delivery:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
-from minato_async.engine.bell import AsyncBell, Bell, DueBells, Ringable
+from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.coordinator import Coordinator
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
@@ -30,6 +30,7 @@ from minato_async.executors.base import (
     JobSource,
     NoWorkers,
     RemoteJobSource,
+    Ringable,
     Worker,
 )
 from minato_async.stats import Stats
@@ -400,7 +401,7 @@ class Engine:
             if self._left_over:
                 job = self._left_over.popleft()
             elif loading is not None and not ending:
-                job = loading.next_job_for(worker)
+                job = loading.next_job(worker)
             if job is not None:
                 self._slots.enter(worker, job)
                 if not self._ticking:

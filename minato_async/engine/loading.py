@@ -65,11 +65,8 @@ class Loading(Protocol):
     def stats(self) -> Stats:
         """What is known of its state."""
 
-    def next_job(self) -> Job | None:
-        """Work for an idle worker; None: there is none to be had now."""
-
-    def next_job_for(self, worker: Worker) -> Job | None:
-        """As `next_job`, where what a worker may do depends on which one it is."""
+    def next_job(self, worker: Worker) -> Job | None:
+        """Work for `worker`, which is idle; None: there is none to be had now."""
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """`worker`, a process, is no more: killed, say, as `how` tells."""

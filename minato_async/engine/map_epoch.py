@@ -71,7 +71,7 @@ class MapEpoch(Epoch):
     def jobs_waiting(self) -> int:
         return super().jobs_waiting + len(self.lanes.temp_queue) + len(self._failed)
 
-    def next_job(self) -> Job | None:
+    def next_job(self, worker: Worker) -> Job | None:
         if self._left_over and (claim := self._take_left_over()) is not None:
             return ClaimJob(claim, self)
         slots, lanes = self.sync.slots, self.lanes
@@ -88,9 +88,6 @@ class MapEpoch(Epoch):
             if sample is not None:
                 return self._slow_job(sample)
         return None
-
-    def next_job_for(self, worker: Worker) -> Job | None:
-        return self.next_job()
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """Any other does as well."""

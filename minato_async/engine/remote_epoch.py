@@ -23,7 +23,7 @@ from minato_async.engine.remote_jobs import (
     RemoteSlowJob,
 )
 from minato_async.engine.threshold import Threshold
-from minato_async.executors.base import Job
+from minato_async.executors.base import Job, Worker
 
 #: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
 #: more where the parent is busy, in which the worker has nothing to do. What it finishes in the
@@ -92,10 +92,10 @@ class RemoteMapEpoch(MapEpoch):
         #: How often workers have died over a ticket, or over a batch.
         self.deaths: dict[tuple[object, int], int] = {}
 
-    def next_job(self) -> Job | None:
+    def next_job(self, worker: Worker) -> Job | None:
         if self._left_over:
             return RemoteCollateJob(self._left_over.pop(0), self)
-        return super().next_job()
+        return super().next_job(worker)
 
     def _claim_job(self, claim: Claim) -> Job:
         if claim.completed:

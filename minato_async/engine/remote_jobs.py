@@ -197,7 +197,7 @@ class RemoteClaimJob(RemoteJob):
         block, start, stop, epoch = self._block, self._start, self._stop, self._epoch
         return RunClaim(
             start,
-            block.first + start * block.unit,
+            block.first + start,
             block.indices[start:stop],
             block.repeats[start:stop],
             self._whole,
@@ -299,7 +299,7 @@ class RemoteSlowJob(RemoteJob):
         block, row = sample.block, sample.row
         return ResumeSample(
             row,
-            block.first + row * block.unit,
+            block.first + row,
             block.indices[row],
             block.repeats[row] if block.repeats else 0,
             sample.value,
@@ -342,12 +342,6 @@ class RemoteCollateJob(RemoteJob):
     def describe(self) -> str:
         return "collating a batch"
 
-    def hand_off(self) -> bool:
-        return False
-
-    def expire(self, seconds: float) -> bool:
-        return False
-
     def order(self, progress: Progress) -> CollateBatch:
         return CollateBatch(self._batch.indices, self._batch.samples)
 
@@ -384,12 +378,6 @@ class RemoteFailedJob(RemoteJob):
 
     def describe(self) -> str:
         return f"the failure of sample index {shown(self._block.indices[self._row])}"
-
-    def hand_off(self) -> bool:
-        return False
-
-    def expire(self, seconds: float) -> bool:
-        return False
 
     def order(self, progress: Progress) -> HandleFailure:
         return HandleFailure(self._row, self._block.indices[self._row], self._error)

@@ -71,7 +71,6 @@ class RemoteShardedEpoch(ShardedEpoch):
     ) -> None:
         super().__init__(shards, recipe, keeps_order, ahead, window, sync)
         self.context = context
-        self.sync = sync
         self._step = recipe.step
         #: By the shard's number, the worker that has it. Outlives the epoch.
         self._homes = homes
@@ -82,10 +81,7 @@ class RemoteShardedEpoch(ShardedEpoch):
     #: A shard is where its first batch was read.
     any_worker_will_do = False
 
-    def next_job(self) -> Job | None:
-        raise TypeError("which job there is depends on the worker")
-
-    def next_job_for(self, worker: Worker) -> Job | None:
+    def next_job(self, worker: Worker) -> Job | None:
         slots = self.sync.slots
         if not slots.free:
             return None
@@ -164,14 +160,12 @@ class RemoteShardedEpoch(ShardedEpoch):
         return ()
 
 
-class RemoteReadJob(UnwatchedJob):
-    """The next batch of one shard, by the worker that has it."""
+class RemoteShardJob(UnwatchedJob):
+    """Base of the jobs of one epoch."""
 
-    def __init__(self, source: ShardPass, epoch: RemoteShardedEpoch) -> None:
-        self._source = source
+    def __init__(self, epoch: RemoteShardedEpoch) -> None:
         self._epoch = epoch
         self._lock, self._due = epoch.sync.lock, epoch.sync.due
-        self._left = False
 
     @property
     def context(self) -> Any:
@@ -179,6 +173,15 @@ class RemoteReadJob(UnwatchedJob):
 
     def run(self, worker: Worker) -> None:
         raise TypeError("this job is an order for another process")
+
+
+class RemoteReadJob(RemoteShardJob):
+    """The next batch of one shard, by the worker that has it."""
+
+    def __init__(self, source: ShardPass, epoch: RemoteShardedEpoch) -> None:
+        super().__init__(epoch)
+        self._source = source
+        self._left = False
 
     def describe(self) -> str:
         return f"shard {self._source.shard.number}"
@@ -229,7 +232,7 @@ class RemoteReadJob(UnwatchedJob):
         self._due.ring()
 
 
-class RemoteFinishJob(UnwatchedJob):
+class RemoteFinishJob(RemoteShardJob):
     """What is left to be done for a batch that the home of its shard has read."""
 
     def __init__(
@@ -239,25 +242,17 @@ class RemoteFinishJob(UnwatchedJob):
         states: Sequence[Any],
         epoch: RemoteShardedEpoch,
     ) -> None:
+        super().__init__(epoch)
         self._batch = batch
         self._packed = packed
         self._states = states
-        self._epoch = epoch
-        self._lock, self._due = epoch.sync.lock, epoch.sync.due
         self._deaths = 0
-
-    @property
-    def context(self) -> Any:
-        return self._epoch.context
 
     @property
     def _what(self) -> str:
         ordinals = self._batch.indices
         last = f" to {ordinals[-1]}" if len(ordinals) > 1 else ""
         return f"shard {self._batch.source.shard.number}, sample {ordinals[0]}{last}"
-
-    def run(self, worker: Worker) -> None:
-        raise TypeError("this job is an order for another process")
 
     def describe(self) -> str:
         return f"finishing {self._what}"

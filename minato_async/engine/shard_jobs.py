@@ -38,19 +38,16 @@ class IterableEpoch(ShardedEpoch):
         super().__init__(shards, recipe, keeps_order, ahead, window, sync)
         self._recipe = recipe
 
-    def next_job(self) -> Job | None:
-        source = self.claim() if self._sync.slots.free else None
-        return None if source is None else ReadJob(source, self, self._recipe, self._sync)
-
-    def next_job_for(self, worker: Worker) -> Job | None:
-        return self.next_job()
+    def next_job(self, worker: Worker) -> Job | None:
+        source = self.claim() if self.sync.slots.free else None
+        return None if source is None else ReadJob(source, self, self._recipe, self.sync)
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """No shard is its own."""
 
     def abandon(self) -> Sequence[Job]:
         unread, batches = self.forget()
-        jobs: list[Job] = [ReleaseShard(source, self, self._sync) for source in unread]
+        jobs: list[Job] = [ReleaseShard(source, self, self.sync) for source in unread]
         if batches:
             jobs.append(ReleaseBatches(batches))
         return jobs

@@ -141,7 +141,7 @@ class ShardedEpoch:
         self._in_window = 0
         #: Samples read so far.
         self.finished_samples = 0
-        self._sync = sync
+        self.sync = sync
         #: Shards that have not ended, and batches being read, or read and not delivered.
         self._unended = len(self._passes)
         self._undelivered = 0
@@ -251,14 +251,14 @@ class ShardedEpoch:
                 self._complete(batch)
         self._take_turns()
         # The reader of this batch may have it to collate: meanwhile others read on.
-        self._sync.wake_workers(self.jobs_waiting)
+        self.sync.wake_workers(self.jobs_waiting)
         if self.finished:
             self.delivery.wake()
 
     def leave(self, shard: Shard) -> None:
         """A worker leaves `shard` after the epoch was abandoned. A later one may wait for it."""
         shard.occupied = False
-        self._sync.wake_workers(1)
+        self.sync.wake_workers(1)
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         batch.content, batch.failure = content, failure

@@ -106,7 +106,8 @@ class RemoteJob(Job, Protocol):
 
 
 class Ringable(Protocol):
-    def ring(self) -> None: ...
+    def ring(self) -> None:
+        """Wake who waits, without waiting. Any thread; once too often does no harm."""
 
 
 class RemoteJobSource(Protocol):

@@ -136,10 +136,6 @@ class ThreadExecutor:
         with self._lock:
             return [worker for worker in self._workers if worker.thread.is_alive()]
 
-    def native_ids(self) -> set[int]:
-        """Operating-system ids of the threads that still run, to look up their CPU clocks."""
-        return {w.thread.native_id for w in self._running() if w.thread.native_id is not None}
-
     def interrupt(self) -> None:
         """Raise `SampleCancelled` at the next bytecode of every running thread.
 

@@ -520,6 +520,7 @@ def test_a_forked_child_is_refused_whoever_held_the_lock() -> None:
     holder = in_thread(hold)
     assert held.wait(PATIENCE)
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(PATIENCE))
         refused = 0
         for ask in (next, next, lambda iterator: iterator.stats):
