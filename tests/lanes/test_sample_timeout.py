@@ -201,11 +201,17 @@ class TestThreads:
 
         def sample(index: int) -> int:
             if index >= 2000:
-                busy(TIMEOUT / 8)
+                busy(TIMEOUT / 4)
             return index
 
-        loader = loader_of(Made(2032, sample), num_workers=1, batch_size=32, in_order=True)
-        assert flat(loader) == list(range(2032))
+        loader = loader_of(
+            Made(2016, sample),
+            num_workers=1,
+            batch_size=16,
+            in_order=True,
+            sample_timeout=2 * TIMEOUT,
+        )
+        assert flat(loader) == list(range(2016))
 
     def test_one_of_many_that_are_claimed_together_is_given_up(self) -> None:
         dataset = Stuck(2032, {2010})
