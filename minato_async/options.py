@@ -82,6 +82,10 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         )
     if isinstance(loader.dataset, IterableDataset):
         _check_for_iterable(loader)
+    if loader.prefetch_factor is not None and not hasattr(loader.prefetch_factor, "__index__"):
+        raise TypeError(
+            f"prefetch_factor must be a number of batches or None, got {loader.prefetch_factor!r}"
+        )
     if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
         raise ValueError(
             f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
@@ -101,9 +105,12 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
             f"max_workers={loader.max_workers} is less than num_workers={loader.num_workers}, "
             "with which the loader starts"
         )
-    if not 0 < loader.threshold_percentile <= 100:
+    percentile: Any = loader.threshold_percentile
+    if isinstance(percentile, bool) or not isinstance(percentile, (int, float)):
+        raise TypeError(f"threshold_percentile must be a number, got {percentile!r}")
+    if not 0 < percentile <= 100:
         raise ValueError(
-            f"threshold_percentile must lie in (0, 100], got {loader.threshold_percentile!r}"
+            f"threshold_percentile must be more than 0 and at most 100, got {percentile}"
         )
     if isinstance(loader.warmup_batches, bool) or not isinstance(loader.warmup_batches, int):
         raise TypeError(f"warmup_batches must be an int, got {loader.warmup_batches!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import pickle
 import threading
@@ -268,6 +269,10 @@ class TestOurOwn:
         ("arguments", "error", "word"),
         [
             ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor"),
+            ({"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "number of batches"),
+            ({"prefetch_factor": math.nan, "num_workers": 1}, TypeError, "number of batches"),
+            ({"threshold_percentile": "75"}, TypeError, "must be a number"),
+            ({"threshold_percentile": 0}, ValueError, "more than 0 and at most 100"),
             ({"max_queue_size": 0, "num_workers": 1}, ValueError, "at least 1 sample"),
             ({"max_queue_size": -1, "num_workers": 1}, ValueError, "at least 1 sample"),
             ({"max_queue_size": 1.5, "num_workers": 1}, TypeError, "max_queue_size"),
