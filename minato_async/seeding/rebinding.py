@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 #: ``id(old)`` to ``(old, new)``. Holds the old objects, so that no id is reused.
@@ -17,11 +17,12 @@ def rebind(replacements: Replacements) -> None:
     This is for ``from random import random``: a built-in method cannot be given new code.
     What is kept elsewhere, in an instance, a closure or a default argument, stays as it is.
     """
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        # Other objects may stand in `sys.modules`. Our own modules must keep what was there.
-        if type(names) is not dict or module.__name__.startswith("minato_async.seeding"):
+    for key, module in list(sys.modules.items()):
+        # Other objects may stand there too. Our own modules must keep what was there.
+        if not issubclass(type(module), ModuleType) or key.startswith("minato_async.seeding"):
             continue
+        # Not by `getattr`: a lazy module imports itself when it is asked for anything.
+        names: dict[str, Any] = object.__getattribute__(module, "__dict__")
         for name, value in list(names.items()):
             found = replacements.get(id(value))
             if found is not None:

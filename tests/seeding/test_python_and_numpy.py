@@ -358,6 +358,29 @@ def test_names_bound_before_the_dispatch_was_there_follow() -> None:
     assert on_thread(early_bound.draw)
 
 
+def test_what_stands_among_the_modules_is_not_woken() -> None:
+    """A lazy module imports itself when it is asked for anything, and some are no modules."""
+    found = python(
+        """
+        import importlib.util
+        import sys
+        from random import random
+        from minato_async.seeding import install
+
+        spec = importlib.util.find_spec("this")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        lazy = sys.modules["this"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(lazy)
+        sys.modules["settings"] = type("Settings", (), {})()
+        early = [random]
+        install()
+        assert random is not early[0]
+        print("awake" if type(lazy) is type(sys) else "asleep")
+        """
+    )
+    assert found == "asleep\n"
+
+
 def test_without_numpy_the_rest_works() -> None:
     script = """
         import sys
