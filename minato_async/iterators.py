@@ -344,7 +344,8 @@ class MapIterator(EngineIterator):
         self._sampler = iter(self._index_sampler)
         recipe = self._make_recipe(loader)
         self._batch_is_ticket = recipe.batch_is_ticket
-        self._repeats = RepeatCounter() if may_repeat(loader) else None
+        counts = self._options.isolated and may_repeat(loader)
+        self._repeats = RepeatCounter() if counts else None
         order = choose_order(loader, loader.in_order)
         threshold = self._threshold(loader)
         start: Callable[[Sync], MapEpoch]

@@ -7,6 +7,9 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from minato_async.seeding import UnstableKeyError
+from minato_async.seeding.keys import key_number
+
 
 def may_repeat(loader: DataLoader[Any]) -> bool:
     """Whether an epoch of `loader` may draw an index more than once.
@@ -36,11 +39,15 @@ class RepeatCounter:
         drawn = self._drawn
         repeats = []
         for index in indices:
-            try:
-                before = drawn.get(index, 0)
-            except TypeError:  # a list or another key that cannot be hashed
-                index = repr(index)
-                before = drawn.get(index, 0)
+            if type(index) is not int and type(index) is not str:
+                # What has one digest has one seed. A tensor is equal to none by its hash, and a
+                # list has no hash.
+                try:
+                    index = key_number(index)
+                except UnstableKeyError:  # seeded by its position, which comes once
+                    repeats.append(0)
+                    continue
+            before = drawn.get(index, 0)
             drawn[index] = before + 1
             repeats.append(before)
         return repeats if any(repeats) else ()
