@@ -58,6 +58,12 @@ _COLLATE_MAP: dict[Any, Callable[..., Any]] = {
 }
 
 
+def is_extended() -> bool:
+    """Whether the user has put a function into the table of `default_collate`, as torch suggests
+    for classes that it does not know. The rows know torch's own functions only."""
+    return any(f.__module__ != collate.__module__ for f in default_collate_fn_map.values())
+
+
 class DefaultRowWriter:
     """Writes the large tensors of samples whose batch `default_collate` would make."""
 

@@ -15,7 +15,7 @@ from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from minato_async.autocast import Autocast
-from minato_async.collation import DefaultRowWriter
+from minato_async.collation import DefaultRowWriter, is_extended
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import name_transform
 from minato_async.executors.base import Worker
@@ -63,7 +63,7 @@ class MapRecipe:
             self._transform_steps = [partial(_each, transform) for transform in self._transforms]
         self.on_error = options.on_error
         self._collate = partial(_only, collate_fn) if self.batch_is_ticket else collate_fn
-        self.collates_by_default = collate_fn is default_collate
+        self.collates_by_default = collate_fn is default_collate and not is_extended()
         writes_rows = self.collates_by_default and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)

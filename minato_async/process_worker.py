@@ -206,6 +206,8 @@ def _collate_into(own: OwnBlocks) -> None:
     """In this thread, `default_collate` puts tensors where they need not be copied to travel."""
     plain: Any = torch_collate.collate_tensor_fn
     collate_fn_map = torch_collate.default_collate_fn_map
+    if collate_fn_map[torch.Tensor] is not plain:  # the user's own
+        return
     thread = threading.get_ident()
 
     def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> Any:

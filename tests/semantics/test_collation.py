@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from minato_async import MinatoLoader, collation
 from minato_async.collation import DefaultRows, DefaultRowWriter, RowLeaf
@@ -537,6 +538,24 @@ class TestInALoader:
         )
         assert_same(batch, torch.stack(samples))
         assert counted.written == 0
+
+    @on_each_executor
+    @pytest.mark.parametrize("kind", [MyTensor, torch.Tensor, list])
+    def test_functions_in_torchs_table_are_called(
+        self, kind: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Torch suggests to put one there for a class that it does not know."""
+
+        def gathered(batch: Any, *, collate_fn_map: Any = None) -> Any:
+            return [len(part) for part in batch]
+
+        monkeypatch.setitem(default_collate_fn_map, kind, gathered)
+        large = torch.ones(1000)
+        samples = [[large, large.as_subclass(MyTensor)] for _ in range(4)]
+        assert_same(
+            list(MinatoLoader(samples, 2, num_workers=2, in_order=True)),
+            list(DataLoader(samples, 2)),
+        )
 
     @on_each_executor
     @pytest.mark.parametrize("samples", COLLATED_SAMPLES, ids=repr)
