@@ -17,7 +17,6 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 #: Bytes above which copying a tensor alone costs less than having one worker copy the batch.
-#: Measured by `python -m benchmarks rows`.
 LARGE = 128 * 1024
 
 _NUMERIC = "biuf"

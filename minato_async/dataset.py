@@ -112,13 +112,17 @@ class MapRecipe:
 
 
 def pins_memory(loader: DataLoader[Any]) -> bool:
-    """Whether batches are copied to pinned memory: only an accelerator has a use for it."""
-    return bool(loader.pin_memory) and torch.accelerator.is_available()
+    """Whether batches are copied to pinned memory: only an accelerator has a use for it, and
+    torch cannot do it for MPS."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is None or accelerator.type != "mps"
 
 
 def finisher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
     """What every batch of `loader` goes through, however it was collated."""
-    return _pin if pins_memory(loader) else _as_it_is
+    return _pin if pins_memory(loader) else as_it_is
 
 
 def _pin(batch: Any) -> Any:
@@ -126,7 +130,8 @@ def _pin(batch: Any) -> Any:
     return pin_memory(batch, accelerator and accelerator.type)  # type: ignore[no-untyped-call]
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """`batch`: it needs no more."""
     return batch
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate, default_convert
 
 from minato_async.autocast import Autocast
 from minato_async.datapipes import seed_pipe, settings_for
-from minato_async.dataset import finisher
+from minato_async.dataset import as_it_is, finisher
 from minato_async.engine.engine import Engine
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.reader import Reader
@@ -214,17 +214,13 @@ def make_shard_recipe(
         batch_size=loader.batch_size,
         drop_last=bool(loader.drop_last),
         worker_init_fn=loader.worker_init_fn,
-        collate=_collation(loader, finisher(loader) if finish else _as_it_is),
+        collate=_collation(loader, finisher(loader) if finish else as_it_is),
         seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
         autocast=Autocast.of_this_thread(),
         transforms=check_options(loader).transforms,
     )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _collation(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from minato_async.cpus import usable_cpus
+from minato_async.dataset import pins_memory
 from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
@@ -48,8 +49,8 @@ class MinatoLoader(DataLoader[T_co]):
         persistent_workers: keep the workers from one epoch to the next.
         in_order: True: batches are those that the sampler drew, in its order. False: ready
             samples come first, so that a slow one holds up nobody. None: as False where the
-            order is random anyway and reproducibility was not asked for, by a `generator` or by
-            `torch.use_deterministic_algorithms`; as True everywhere else.
+            order is random anyway and reproducibility was not asked for, by a `generator`, a
+            `seed` or `torch.use_deterministic_algorithms`; as True everywhere else.
         max_queue_size: samples that may be claimed by workers and not yet delivered, at least
             one batch; None: `prefetch_factor` * `num_workers` batches.
         iterable_mode: for an iterable dataset. "sharded": each shard has its own iterator, as
@@ -194,6 +195,12 @@ class MinatoLoader(DataLoader[T_co]):
         that keep their workers by never coming to the end of an epoch."""
         iterable = isinstance(self.dataset, IterableDataset)
         iterator: LoaderIterator
+        if self.pin_memory and not pins_memory(self):
+            # torch's words, by which some have it ignored.
+            warn_user(
+                "'pin_memory' argument is set as true but no accelerator is found, then device "
+                "pinned memory won't be used."
+            )
         if self.num_workers == 0:
             iterator = SerialIterableIterator(self) if iterable else SerialMapIterator(self)
         else:

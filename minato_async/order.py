@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from minato_async.engine.epoch import Order
+from minato_async.user_code import warn_user
 
 
 def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
@@ -22,10 +22,9 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     """
     keep = in_order if in_order is not None else not _order_is_random(loader)
     if not keep and _is_recorded(loader.batch_sampler):
-        warnings.warn(
+        warn_user(
             "in_order=False is ignored while Lightning predicts: it takes the n-th batch for the "
-            "n-th that the sampler drew, so predictions would get the wrong labels",
-            stacklevel=2,
+            "n-th that the sampler drew, so predictions would get the wrong labels"
         )
         keep = True
     plain = type(loader.batch_sampler) is BatchSampler

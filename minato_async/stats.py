@@ -55,7 +55,8 @@ class Stats:
     finished: int = 0
     diverted: int = 0
     handed_off: int = 0
-    #: Samples that failed, and of these skipped: their indices and errors.
+    #: Samples that failed and were replaced by none, and of these skipped: their indices and
+    #: errors.
     failed: int = 0
     skipped: tuple[tuple[object, BaseException], ...] = ()
     #: Most batches by which a ready sample has been passed over.

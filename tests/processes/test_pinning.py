@@ -67,7 +67,8 @@ def test_batches_are_pinned_off_the_consumers_thread(dataset: Any, persistent: b
 def test_nothing_is_pinned_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     loader = processes(Made(4), 2, collate_fn=Batch, pin_memory=True)
-    assert {batch.by for batch in loader} == {None}
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        assert {batch.by for batch in loader} == {None}
 
 
 def test_thread_that_cannot_be_started_is_told_of_and_not_waited_for(

@@ -50,6 +50,9 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+PACKAGE = os.path.dirname(minato_async.__file__)
+
+
 def spelled(value: Any) -> str | None:
     """Names a test by the arguments it is about."""
     if not isinstance(value, dict):
@@ -262,6 +265,22 @@ class TestNumberOfWorkers:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             Quiet([0], num_workers=len(os.sched_getaffinity(0)) + 1)
+
+
+@pytest.mark.parametrize("cls", [DataLoader, MinatoLoader])
+@pytest.mark.parametrize("accelerator", [None, "mps"])
+def test_memory_that_cannot_be_pinned(
+    cls: Any, accelerator: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches come as they are, with a warning where the epoch begins."""
+    device = None if accelerator is None else torch.device(accelerator)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: device is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    loader = cls(range(3), pin_memory=True)
+    with pytest.warns(UserWarning, match="'pin_memory' argument is set as true but") as caught:
+        assert lists(loader) == [[0], [1], [2]]
+    assert len(caught) == 1
+    assert cls is DataLoader or not caught[0].filename.startswith(PACKAGE)
 
 
 class TestOurOwn:
