@@ -18,10 +18,11 @@ from typing import Any
 
 from benchmarks.figures import Line, parse_line
 from benchmarks.measure.child import interpreter
-from benchmarks.measure.machine import describe, gil_enabled, header
+from benchmarks.measure.machine import describe, header
 from benchmarks.registry import find_targets
 from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from minato_async.gil_watch import gil_is_on
 
 REACHED, MISSED, BROKEN = 0, 1, 2
 
@@ -88,9 +89,9 @@ def run_one(target: Target, options: Options, file: Path | None) -> int:
     print(f"{target.name}: {target.title}\n{header(report.machine)}\n", flush=True)
     if options.quick:
         report.note("quick: sizes so small that the figures mean nothing")
-    before = gil_enabled()
+    before = gil_is_on()
     target.run(options, report)
-    if gil_enabled() != before:
+    if gil_is_on() != before:
         report.note("the GIL was switched on during the run, by an import")
     if file is not None:
         file.write_text(json.dumps(report.as_json(), indent=1))

@@ -12,27 +12,14 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from minato_async.cpus import cpu_quota
+from minato_async.gil_watch import gil_is_on
+
 PACKAGES = ("torch", "numpy", "uvloop", "spdl-core", "torchdata", "minato_async")
 """Distributions whose versions decide a figure."""
 
 IMPORTED = ("torch", "numpy", "uvloop", "spdl.pipeline", "torchdata.nodes", "minato_async")
 """Modules imported before the GIL's state is read: an import may switch it back on."""
-
-
-def gil_enabled() -> bool:
-    """Whether the GIL is on in this process now."""
-    check = getattr(sys, "_is_gil_enabled", None)
-    return True if check is None else bool(check())
-
-
-def usable_cores() -> float:
-    """Cores this process may use: affinity mask and cgroup quota, whichever is less."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else min(cores, int(quota) / int(period))
 
 
 def describe() -> dict[str, Any]:
@@ -43,11 +30,11 @@ def describe() -> dict[str, Any]:
         except ImportError:
             continue
     return {
-        "machine": f"{_cpu_model()}, {usable_cores():g} of {os.cpu_count()} cores usable, "
+        "machine": f"{_cpu_model()}, {cpu_quota():g} of {os.cpu_count()} cores usable, "
         f"{_memory_gib():.0f} GiB, {platform.system()} {platform.release()}",
         "python": f"{platform.python_version()} ({platform.python_implementation()}"
         f"{', free-threaded build' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''})",
-        "gil": "on" if gil_enabled() else "off",
+        "gil": "on" if gil_is_on() else "off",
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
         "load": os.getloadavg(),

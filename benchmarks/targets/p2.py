@@ -14,7 +14,6 @@ from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_least
 from benchmarks.limits import cpu_limit, list_schedule, share, sleeping_limit
 from benchmarks.measure.epoch import Epoch
-from benchmarks.measure.machine import usable_cores
 from benchmarks.measure.rounds import Row, Rows, interleave
 from benchmarks.measure.statistics import paired
 from benchmarks.peers.bare_pool import BARE_POOL
@@ -29,6 +28,7 @@ from benchmarks.workloads.busy import WORKS, Busy, calibrate
 from benchmarks.workloads.costs import bimodal
 from benchmarks.workloads.halves import Halves
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cpus import cpu_quota
 
 BATCH_SIZE = 32
 SLEEPERS = (8, 16)
@@ -170,7 +170,7 @@ def _busy(kind: str, options: Options, report: Report) -> list[Figure]:
         report,
         f"cpu/{kind}",
     )
-    cores = usable_cores()
+    cores = cpu_quota()
 
     def of_limit(epoch: Epoch) -> float:
         return share(cpu_limit(epoch.receipt.costs, CPU_WORKERS, cores), epoch.seconds)

@@ -10,6 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from minato_async.cpus import cpu_quota
+from minato_async.gil_watch import gil_is_on
+
 GilState = Literal["off", "on", "always"]
 
 
@@ -22,8 +25,7 @@ def gil_state() -> GilState:
     """
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "always"
-    # By getattr, for it is absent before 3.13, where the lines above have returned already.
-    return "on" if getattr(sys, "_is_gil_enabled", lambda: True)() else "off"
+    return "on" if gil_is_on() else "off"
 
 
 def gil_setting() -> str | None:
@@ -63,26 +65,7 @@ def package_version(distribution: str, module: str | None = None) -> str:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use: its affinity mask, cut to its cgroup's quota."""
-    has_mask = hasattr(os, "sched_getaffinity")
-    cpus = len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1
-    quota = _cgroup_cpus()
-    return cpus if quota is None else max(1, min(cpus, int(quota)))
-
-
-def _cgroup_cpus() -> float | None:
-    """Return the CPU quota of this container (cgroup v2, else v1) in CPUs, None if it has none."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+    return max(1, int(cpu_quota()))
 
 
 def cpu_model() -> str:
