@@ -56,8 +56,9 @@ class TorchStream:
         """Begin the current sample's stream; returns its generator for the CPU."""
         streams = self.streams
         # The seed itself, of which this generator uses the lower 32 bits: so `torch.initial_seed`
-        # in a worker shows what the loader seeded it with.
-        seed = self._device_seed = streams.seed()
+        # in a worker shows what the loader seeded it with. Of 63 bits, as torch's own are: users
+        # put it into tensors.
+        seed = self._device_seed = streams.seed() & 0x7FFFFFFFFFFFFFFF
         self.own.manual_seed(seed)
         if self._seeded:
             self._seeded.clear()
