@@ -8,7 +8,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 #: Causes of causes that are carried along.
 _DEPTH = 16
@@ -109,8 +109,9 @@ class _Parts:
         if self.reduced is not None:
             function, args, *state = self.reduced
             error: BaseException = function(*args)
-            if state and isinstance(state[0], dict):
-                error.__dict__.update(state[0])
+            if state and state[0] is not None:
+                # Not into the instance dictionary: an ImportError, say, keeps its name elsewhere.
+                cast(Any, error).__setstate__(state[0])
         else:
             # Not through its constructor, which may want other arguments than `args`.
             error = self.cls.__new__(self.cls, *self.args)
@@ -157,6 +158,8 @@ def _slots(cls: type[BaseException]) -> list[str]:
         if base.__module__ != "builtins":
             slots = vars(base).get("__slots__", ())
             names += (slots,) if isinstance(slots, str) else slots
+    if issubclass(cls, (NameError, AttributeError)):
+        names.append("name")  # no argument, and no part of how they are pickled
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 

@@ -52,6 +52,22 @@ class Slotted(Exception):
         self.extra = extra
 
 
+class Restored(Exception):
+    """Has a way of its own to be pickled, with a state that is no dictionary."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Restored, self.args, tuple(vars(self).items())
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state)
+
+
+def restored() -> Restored:
+    error = Restored(7)
+    error.found = "here"  # type: ignore[attr-defined]
+    return error
+
+
 class NoNotes(Exception):
     """Has notes of its own that are no list: nothing can be added to them."""
 
@@ -88,6 +104,10 @@ class TestTheException:
         lambda: Slotted(object()),
         lambda: NoNotes(),
         lambda: OSError(2, "gone", "file"),
+        lambda: ModuleNotFoundError("not here", name="module", path="file"),
+        lambda: NameError("unknown", name="name"),
+        lambda: AttributeError("none such", name="name"),
+        lambda: restored(),
         lambda: AssertionError(),
         lambda: ExceptionGroup("several", [ValueError(1), KeyError(2)]),
         lambda: KeyboardInterrupt("in the dataset"),
@@ -102,6 +122,7 @@ class TestTheException:
         error = make()
         before = error.args, dict(vars(error)), str(error)
         before[1].pop("__notes__", None)
+        fields = [getattr(error, name, None) for name in ("name", "path")]
         loader = our_kind(Failing(3, {1: lambda: error}), batch_size=3)
         with iterating(loader) as iterator, pytest.raises(type(error)) as caught:
             next(iterator)
@@ -117,6 +138,7 @@ class TestTheException:
         if isinstance(error, Slotted):
             assert type(error.extra) is object
         assert after == before
+        assert [getattr(error, name, None) for name in ("name", "path")] == fields
         frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         assert frames[-1] == "sample"
 
