@@ -132,8 +132,9 @@ class _Packer(reduction.ForkingPickler):
         super().__init__(stream, 5, True, self._put)
         self._store = open(store, "wb", closefd=False)  # noqa: SIM115 - closed by `finish`
         self._places = array.array("Q")
-        #: By where they lie: tensors may be views of one another.
-        self._storages: dict[int, np.ndarray[Any, Any]] = {}
+        #: By where they lie, for tensors may be views of one another, and their sizes: what is made
+        #: of a part of an array has a storage that is smaller than the array's and begins with it.
+        self._storages: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self.modules: set[str] = set()
 
     def finish(self) -> int:
@@ -169,7 +170,7 @@ class _Packer(reduction.ForkingPickler):
 
     def _storage(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         storage = tensor.untyped_storage()
-        place = storage.data_ptr()
+        place = storage.data_ptr(), storage.nbytes()
         if place not in self._storages:
             self._storages[place] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         return self._storages[place]

@@ -286,6 +286,8 @@ def test_luggage_brings_tensors_as_they_are(make: Callable[[], torch.Tensor]) ->
 def test_luggage_keeps_what_is_shared_within_it() -> None:
     base, shared = torch.zeros(5000), torch.zeros(5).share_memory_()
     array = np.zeros(5000)
+    part, whole = opened((torch.from_numpy(array[:1000]), torch.from_numpy(array)))
+    assert (len(part), len(whole)) == (1000, 5000)
     a, b, c, d, e, f = opened((base, base[5:], shared, shared[1:], array, array))
     b[0] = 1
     d[0] = 2
