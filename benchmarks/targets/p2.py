@@ -9,6 +9,7 @@ steps, so that slow ones are diverted between them, must lose nothing by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_least
@@ -195,12 +196,16 @@ def _busy(kind: str, options: Options, report: Report) -> list[Figure]:
     ]
 
 
+PARTS: dict[str, Callable[[Options, Report], list[Figure]]] = {
+    **{f"sleep{workers}": partial(_sleeping, workers) for workers in SLEEPERS},
+    **{f"cpu/{kind}": partial(_busy, kind) for kind in WORKS},
+}
+
+
 def run(options: Options, report: Report) -> None:
-    """Measure the sleeping rows, then the computing ones."""
-    for workers in SLEEPERS:
-        report.figures += _sleeping(workers, options, report)
-    for kind in WORKS:
-        report.figures += _busy(kind, options, report)
+    """Measure the sleeping rows, then the computing ones, or those asked for."""
+    for part in options.parts or PARTS:
+        report.figures += PARTS[part](options, report)
 
 
 TARGET = Target(
@@ -208,4 +213,5 @@ TARGET = Target(
     "heavy-tailed samples in any order: 8 and 16 workers sleeping >= 0.97 of the limit, "
     "2 workers computing >= 0.97 of a bare thread pool, and the same where slow ones are diverted",
     run,
+    tuple(PARTS),
 )
