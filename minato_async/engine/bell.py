@@ -80,5 +80,8 @@ class DueBells:
             # Rung before it is removed: Ctrl-C in between must not leave its owner asleep for
             # ever. To ring twice does no harm.
             bell.ring()
-            with contextlib.suppress(ValueError):
+            # Not `contextlib.suppress`, which is three more calls in every `next()`.
+            try:  # noqa: SIM105
                 self._due.remove(bell)
+            except ValueError:  # another thread rang it too
+                pass

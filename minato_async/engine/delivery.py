@@ -59,10 +59,7 @@ class Delivery:
         batch = self._next()
         if batch is None:
             return None
-        if batch is self._queue[0]:
-            self._queue.popleft()
-        else:
-            self._queue.remove(batch)
+        self._queue.remove(batch)  # the first, but for those that it overtakes
         self.displacement.went(batch.number)
         return batch
 

@@ -25,8 +25,9 @@ class Displacement:
     def may_go(self, number: int | None) -> bool:
         """Whether the batch of this number, None for one that has no turn, may be delivered."""
         # The oldest that lags has been overtaken most often: if it allows another, all do.
-        free = number is None or number == self._oldest
-        return free or self._most is None or len(self._ahead) < self._most
+        if self._most is None or len(self._ahead) < self._most:
+            return True
+        return number is None or number == self._oldest
 
     def went(self, number: int | None) -> None:
         """It is delivered."""

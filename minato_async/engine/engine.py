@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.batches import Batch
@@ -242,7 +242,8 @@ class Engine:
         with self._lock:
             try:
                 epoch.draw(indices, unit, repeats)
-                self._wake_for(epoch)
+                # What was drawn just now can be claimed: to ask would cost the consumer more.
+                self._wake_workers(1)
             except BaseException as error:
                 self._torn(error)
                 raise
@@ -316,13 +317,8 @@ class Engine:
         again, or no bell: there will be none. The consumer has waited since `began`."""
         bell: B | None = None
         with self._lock:
-            if isinstance(self._broken, WorkerSetupError):
-                # Its traceback leads to the iterator from now on, which is then not dropped before
-                # the threads that refer to the engine have ended.
-                self.close_soon()
-                raise self._broken.error
             if self._broken is not None:
-                raise RuntimeError("the loader's engine has failed") from self._broken
+                self._raise(self._broken)
             try:
                 batch = epoch.pop()
                 ended = epoch.finished
@@ -337,8 +333,17 @@ class Engine:
             except BaseException as error:
                 self._torn(error)
                 raise
-        self._due.ring()
+        if batch is None or ended:  # else `draw` or `proceed` will ring
+            self._due.ring()
         return batch, bell
+
+    def _raise(self, broken: BaseException) -> NoReturn:
+        if isinstance(broken, WorkerSetupError):
+            # Its traceback leads to the iterator from now on, which is then not dropped before
+            # the threads that refer to the engine have ended.
+            self.close_soon()
+            raise broken.error
+        raise RuntimeError("the loader's engine has failed") from broken
 
     def stats(self, epoch: Loading) -> Stats:
         """A snapshot of `epoch`, which this engine is loading or has loaded last."""
@@ -427,7 +432,8 @@ class Engine:
         if not self._idle:
             return
         waiting = loading.jobs_waiting
-        self._wake_workers(min(waiting, 1) if loading.any_worker_will_do else waiting)
+        if waiting:
+            self._wake_workers(1 if loading.any_worker_will_do else waiting)
 
     def _wake_workers(self, count: int) -> None:
         for _ in range(min(count, len(self._idle))):

@@ -63,10 +63,11 @@ class Epoch:
         block = self.feed.add(indices, unit, repeats)
         self._unfilled += len(indices)
         self._batches_ahead += 1
-        self._batch_size = max(self._batch_size, block.samples)
-        if not self._order.as_drawn:
-            # The batch being formed may have to be completed by a smaller block.
-            self.feed.admit(block.samples)
+        if block.samples > self._batch_size:
+            self._batch_size = block.samples
+            if not self._order.as_drawn:
+                # The batch being formed may have to be completed by a smaller block.
+                self.feed.admit(block.samples)
         if (batch := self._builder.expect(block)) is not None:
             self.delivery.expect(batch)
 
@@ -91,16 +92,17 @@ class Epoch:
         batch = self.delivery.pop()
         if batch is not None:
             self._batches_ahead -= 1
-            self.feed.leave_window(batch.held * batch.unit)
-            self.feed.account_for(batch.size * batch.unit)
+            self.feed.release(batch.held * batch.unit, batch.size * batch.unit)
         return batch
 
     @property
     def finished(self) -> bool:
         """Everything that was drawn is delivered, and there is no more to draw."""
+        if not self.feed.drawn_all:
+            return self.abandoned
         # Empty batches have no samples that are outstanding, but are drawn and delivered.
         left = self._batches_ahead if self._order.as_drawn else self.feed.outstanding
-        return self.abandoned or (self.feed.drawn_all and not left)
+        return self.abandoned or not left
 
     # What workers do
 
@@ -239,8 +241,7 @@ class Epoch:
         if batch is None:
             return []
         if self._order.drop_last:
-            self.feed.leave_window(batch.held * batch.unit)
-            self.feed.account_for(batch.size * batch.unit)
+            self.feed.release(batch.held * batch.unit, batch.size * batch.unit)
             self.delivery.wake()
             return []
         return [batch]

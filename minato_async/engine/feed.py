@@ -21,7 +21,7 @@ class Block:
     is a row of its block and no object of its own: drawing one costs next to nothing.
     """
 
-    __slots__ = ("batch", "first", "indices", "next_row", "repeats", "settled", "unit")
+    __slots__ = ("batch", "first", "indices", "next_row", "repeats", "samples", "settled", "unit")
 
     def __init__(
         self, first: int, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()
@@ -32,16 +32,13 @@ class Block:
         self.repeats = repeats
         #: Samples a ticket stands for: 1, or a whole batch for a dataset with `__getitems__`.
         self.unit = unit
+        self.samples = len(indices) * unit
         self.next_row = 0
         #: One byte a ticket, set when its outcome is decided. Setting it, under the engine's
         #: lock, is the one state change that makes a ticket count (contract C1).
         self.settled = bytearray(len(indices))
         #: The batch these rows belong to; None when ready samples form batches (any order).
         self.batch: Batch | None = None
-
-    @property
-    def samples(self) -> int:
-        return len(self.indices) * self.unit
 
 
 class Claim:
@@ -160,6 +157,11 @@ class Feed:
     def admit(self, samples: int) -> None:
         """Widen the window to `samples`, if it is smaller."""
         self._window = max(self._window, samples)
+
+    def release(self, claimed: int, drawn: int) -> None:
+        """As `leave_window` and `account_for` together."""
+        self.in_window -= claimed
+        self.outstanding -= drawn
 
     def leave_window(self, samples: int) -> None:
         """`samples` that were claimed need their place no more."""
