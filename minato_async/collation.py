@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C import DisableTorchFunction
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 #: Bytes above which copying a tensor alone costs less than having one worker copy the batch.
@@ -68,11 +69,13 @@ class DefaultRowWriter:
 
     def pays(self, sample: Any) -> bool:
         """Whether `sample` is, or directly contains, a large plain CPU tensor or array."""
-        if type(sample) in (tuple, list):
-            return any(map(_is_large, sample))
-        if type(sample) is dict:
-            return any(map(_is_large, sample.values()))
-        return _is_large(sample)
+        # Every question to a tensor would go through the mode that a worker runs under.
+        with DisableTorchFunction():
+            if type(sample) in (tuple, list):
+                return any(map(_is_large, sample))
+            if type(sample) is dict:
+                return any(map(_is_large, sample.values()))
+            return _is_large(sample)
 
     def rows(self, size: int) -> DefaultRows:
         return DefaultRows(size)
@@ -95,12 +98,13 @@ class DefaultRows:
         the place of each. A tensor that does not fit the others' shape or dtype stays itself, and
         so does a sample that cannot be written: torch's collate will decide, for all of them."""
         try:
-            if type(sample) in (tuple, list):
-                parts = [self._write(row, key, part) for key, part in enumerate(sample)]
-                return type(sample)(parts)
-            if type(sample) is dict:
-                return {key: self._write(row, key, part) for key, part in sample.items()}
-            return self._write(row, None, sample)
+            with DisableTorchFunction():
+                if type(sample) in (tuple, list):
+                    parts = [self._write(row, key, part) for key, part in enumerate(sample)]
+                    return type(sample)(parts)
+                if type(sample) is dict:
+                    return {key: self._write(row, key, part) for key, part in sample.items()}
+                return self._write(row, None, sample)
         except Exception:  # no memory, say, or an array with strides that torch does not take
             return sample
 

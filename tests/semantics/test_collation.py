@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -412,6 +413,17 @@ class TestRowsAreTaken:
     @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_nowhere_else(self, make: Callable[[], Any]) -> None:
         assert not DefaultRowWriter().pays(make())
+
+    def test_unseen_by_the_mode_that_a_worker_runs_under(self) -> None:
+        class Seen(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+                pytest.fail(f"{func} went through Python")
+
+        samples = [(self.IMAGE, i) for i in range(2)]
+        with Seen():
+            assert DefaultRowWriter().pays(samples[0])
+            _, written = self.rows_of(samples)
+        assert [type(image) for image, _ in written] == [RowLeaf, RowLeaf]
 
     def test_first_writers_make_one_buffer(self) -> None:
         for _ in range(20):
