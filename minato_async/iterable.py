@@ -15,6 +15,7 @@ from torch.utils.data import default_collate, default_convert
 from minato_async.autocast import Autocast
 from minato_async.datapipes import seed_pipe, settings_for
 from minato_async.dataset import as_it_is, finisher
+from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.reader import Reader
@@ -134,8 +135,9 @@ class ShardedIterator(EngineIterator):
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
 
-    def _count(self) -> None:
+    def _receive(self, batch: Batch) -> Any:
         self._length.count(stacklevel=4)
+        return super()._receive(batch)
 
 
 class SerialIterableIterator(SerialIterator):

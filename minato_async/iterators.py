@@ -242,12 +242,10 @@ class EngineIterator(LoaderIterator):
         """What is left to be raised when all batches are delivered."""
         return []
 
-    def _receive(self, content: Any) -> Any:
-        """What the consumer gets of a batch's content."""
+    def _receive(self, batch: Batch) -> Any:
+        """What the consumer gets: the content of `batch`, which does not keep it."""
+        content = batch.take_content()
         return content if self._remote is None else self._remote.receive(content)
-
-    def _count(self) -> None:
-        """Called for every batch that is about to be returned."""
 
     # Consumers
 
@@ -268,8 +266,7 @@ class EngineIterator(LoaderIterator):
             raise StopIteration
         self._draw()
         if batch.failure is None:
-            self._count()
-            return self._receive(batch.take_content())
+            return self._receive(batch)
         # The user may keep the exception. Its traceback must not keep the iterator, and with it
         # the workers: here, and wherever `self` is deleted in the following.
         del self, epoch, engine
@@ -290,8 +287,7 @@ class EngineIterator(LoaderIterator):
             raise StopAsyncIteration
         self._draw()
         if batch.failure is None:
-            self._count()
-            return self._receive(batch.take_content())
+            return self._receive(batch)
         del self, epoch, engine
         raise_failure(batch)
 
@@ -362,6 +358,8 @@ class MapIterator(EngineIterator):
                 self._engine = self._new_engine()
             start = partial(MapEpoch, recipe, order, self._options.window, threshold)
         self._epoch = self._engine.begin(start)
+        #: Batches to draw ahead; None: as many as the window holds.
+        self._most_ahead = self._options.batches_ahead
         self._drawn_all = False
         #: What the sampler raised, if it did: to be raised after all that it drew before.
         self._draw_errors: list[BaseException] = []
@@ -428,11 +426,11 @@ class MapIterator(EngineIterator):
         return list(drawn), 1
 
     def _wants_more(self, epoch: Epoch) -> bool:
-        if self._options.window is not None:
-            # Empty batches take no place in the window, so they are bounded by their number.
-            return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
-        assert self._options.batches_ahead is not None
-        return epoch.batches_ahead < self._options.batches_ahead
+        most = self._most_ahead
+        if most is not None:
+            return epoch.batches_ahead < most
+        # Empty batches take no place in the window, so they are bounded by their number.
+        return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
 
 
 def raise_failure(batch: Batch) -> NoReturn:

@@ -72,9 +72,10 @@ class DueBells:
         self._due.append(bell)
 
     def ring(self) -> None:
-        while self._due:
+        due = self._due
+        while due:
             try:
-                bell = self._due[0]
+                bell = due[0]
             except IndexError:  # another thread rang the last one
                 return
             # Rung before it is removed: Ctrl-C in between must not leave its owner asleep for
@@ -82,6 +83,6 @@ class DueBells:
             bell.ring()
             # Not `contextlib.suppress`, which is three more calls in every `next()`.
             try:  # noqa: SIM105
-                self._due.remove(bell)
+                due.remove(bell)
             except ValueError:  # another thread rang it too
                 pass

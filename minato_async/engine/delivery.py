@@ -64,16 +64,17 @@ class Delivery:
         return batch
 
     def _next(self) -> Batch | None:
-        if not self._queue:
+        queue = self._queue
+        if not queue:
             return None
-        first = self._queue[0]
+        first = queue[0]
         if self._by_position:
             return first if first.ready else None
         may_go = self.displacement.may_go
         if may_go(first.number):
             return first
         # Whatever is held back waits for a batch that has its samples and is about to come.
-        return next((batch for batch in self._queue if may_go(batch.number)), None)
+        return next((batch for batch in queue if may_go(batch.number)), None)
 
     def add_waiter(self, bell: Ringable) -> None:
         """Ring `bell` once there may be something new."""

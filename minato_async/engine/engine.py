@@ -6,10 +6,10 @@ import asyncio
 import os
 import sysconfig
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import NoReturn, Protocol, TypeVar
 
 from minato_async import shutdown
@@ -96,7 +96,7 @@ class Engine:
             self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
         )
         self._ticking = False
-        self._started = self._epoch_began = time.monotonic()
+        self._started = self._epoch_began = monotonic()
         self._delivered = 0
         self._data_wait = 0.0
         self._closed = False
@@ -218,7 +218,7 @@ class Engine:
         with self._lock:
             try:
                 self._replace_loading(loading)
-                self._epoch_began, self._delivered, self._data_wait = time.monotonic(), 0, 0.0
+                self._epoch_began, self._delivered, self._data_wait = monotonic(), 0, 0.0
                 if self._closed:  # by another thread, just now
                     self._replace_loading(None)
             except BaseException as error:
@@ -274,20 +274,20 @@ class Engine:
 
         Raises RuntimeError after `timeout` seconds without one.
         """
-        began = time.monotonic()
+        began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
             batch, bell = self._pop(epoch, Bell, began)
             if bell is None:
                 return batch
             while not bell.wait(_left(deadline, _GLANCE)):
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and monotonic() >= deadline:
                     raise self._timed_out(timeout)
 
     async def next_batch_async(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
-        began = time.monotonic()
+        began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
             batch, bell = self._pop(epoch, AsyncBell, began)
@@ -301,7 +301,7 @@ class Engine:
                 raise self._timed_out(timeout) from None
 
     def _timed_out(self, timeout: float | None) -> RuntimeError:
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             running = [
                 f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
@@ -324,7 +324,7 @@ class Engine:
                 ended = epoch.finished
                 if batch is not None:
                     self._delivered += not batch.void
-                    self._data_wait += time.monotonic() - began
+                    self._data_wait += monotonic() - began
                     if ended:
                         epoch.delivery.wake()  # other consumers wait for what will not come
                 elif not ended:
@@ -350,7 +350,7 @@ class Engine:
         self.check_process()
         with self._lock:
             stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
-            coordinator, now = self._coordinator, time.monotonic()
+            coordinator, now = self._coordinator, monotonic()
             stats = replace(
                 stats,
                 workers=slots.wanted,
@@ -436,9 +436,10 @@ class Engine:
             self._wake_workers(1 if loading.any_worker_will_do else waiting)
 
     def _wake_workers(self, count: int) -> None:
-        for _ in range(min(count, len(self._idle))):
-            self._due.add(self._idle[-1])
-            del self._idle[-1]
+        idle = self._idle
+        for _ in range(min(count, len(idle))):
+            self._due.add(idle[-1])
+            del idle[-1]
 
     def worker_failed(self, worker: Worker, error: BaseException) -> None:
         """A bug, or a thread that could not start: the consumer must hear of it, not wait."""
@@ -473,5 +474,5 @@ def _left(deadline: float | None, most: float | None = None) -> float | None:
     """Seconds until `deadline`, if there is one, but no more than `most`."""
     if deadline is None:
         return most
-    left = max(0.0, deadline - time.monotonic())
+    left = max(0.0, deadline - monotonic())
     return left if most is None else min(left, most)

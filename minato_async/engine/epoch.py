@@ -39,7 +39,7 @@ class Epoch:
     """
 
     def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
-        self._order = order
+        self._as_drawn, self._drop_last = order.as_drawn, order.drop_last
         self.feed = Feed(sys.maxsize if window is None else window)
         self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
@@ -65,7 +65,7 @@ class Epoch:
         self._batches_ahead += 1
         if block.samples > self._batch_size:
             self._batch_size = block.samples
-            if not self._order.as_drawn:
+            if not self._as_drawn:
                 # The batch being formed may have to be completed by a smaller block.
                 self.feed.admit(block.samples)
         if (batch := self._builder.expect(block)) is not None:
@@ -80,7 +80,7 @@ class Epoch:
     @property
     def batches_ahead(self) -> int:
         """Batches drawn and not delivered."""
-        if self._order.as_drawn:
+        if self._as_drawn:
             return self._batches_ahead
         # Failed samples are items of their own here, so what is ahead is told by the samples. A
         # part of a batch is none: it may need the next one to be drawn.
@@ -91,8 +91,9 @@ class Epoch:
         makes room for others to be drawn."""
         batch = self.delivery.pop()
         if batch is not None:
+            unit = batch.unit
             self._batches_ahead -= 1
-            self.feed.release(batch.held * batch.unit, batch.size * batch.unit)
+            self.feed.release(batch.held * unit, batch.size * unit)
         return batch
 
     @property
@@ -101,7 +102,7 @@ class Epoch:
         if not self.feed.drawn_all:
             return self.abandoned
         # Empty batches have no samples that are outstanding, but are drawn and delivered.
-        left = self._batches_ahead if self._order.as_drawn else self.feed.outstanding
+        left = self._batches_ahead if self._as_drawn else self.feed.outstanding
         return self.abandoned or not left
 
     # What workers do
@@ -240,7 +241,7 @@ class Epoch:
         batch = self._builder.unfinished()
         if batch is None:
             return []
-        if self._order.drop_last:
+        if self._drop_last:
             self.feed.release(batch.held * batch.unit, batch.size * batch.unit)
             self.delivery.wake()
             return []

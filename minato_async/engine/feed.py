@@ -85,8 +85,9 @@ class Feed:
     def add(self, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()) -> Block:
         """Append the tickets of one drawn batch."""
         block = Block(self._position, indices, unit, repeats)
-        self._position += block.samples
-        self.outstanding += block.samples
+        samples = block.samples
+        self._position += samples
+        self.outstanding += samples
         self.unclaimed += len(indices) or 1
         self._blocks.append(block)
         return block
