@@ -64,8 +64,9 @@ WORKLOADS = {
 
 @dataclass
 class Run:
-    """One run: samples a second and CPU seconds a second inside samples, in each phase, once
-    settled; and how many workers ran when."""
+    """One run: samples a second that are finished, or that the consumer takes where it is the
+    slower one, and CPU seconds a second inside samples, in each phase, once settled; and how many
+    workers ran when."""
 
     rates: list[float]
     cpu: list[float]
@@ -83,13 +84,13 @@ class Run:
         return [workers for since, workers in self.trace if since <= seconds][-1]
 
 
-def _between(arrivals: Sequence[float], start: float, end: float) -> float:
-    """Samples a second by the batches that arrived between two moments."""
-    inside = [moment for moment in arrivals if start <= moment <= end]
+def _between(moments: Sequence[float], samples: int, start: float, end: float) -> float:
+    """Samples a second between two moments, if there were so many at each of `moments`."""
+    inside = [moment for moment in moments if start <= moment <= end]
     if not inside:
         return 0.0
-    # Batches that come together must not make a rate of their own.
-    return (len(inside) - 1) * BATCH_SIZE / max(inside[-1] - inside[0], (end - start) / 2)
+    # Some that come together must not make a rate of their own.
+    return (len(inside) - 1) * samples / max(inside[-1] - inside[0], (end - start) / 2)
 
 
 def _run(
@@ -124,7 +125,12 @@ def _run(
     seconds, trace = clock() - began, [(0.0, workers), *iterator.stats.worker_history]
     iterator.close()
     starts = [number * length + settles for number in range(len(phases))]
-    rates = [_between(arrivals, start, start + measured) for start in starts]
+    if workload.step:
+        # What fills the window is finished faster than the consumer ever takes it.
+        moments, samples = arrivals, BATCH_SIZE
+    else:
+        moments, samples = sorted(moment for moment, _ in dataset.used), 1
+    rates = [_between(moments, samples, start, start + measured) for start in starts]
     used = [
         sum(cpu for moment, cpu in dataset.used if start <= moment <= start + measured) / measured
         for start in starts
