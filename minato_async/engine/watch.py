@@ -9,6 +9,9 @@ from minato_async.executors.base import Worker
 
 #: Seconds between two looks, at most, and at least where a worker may be stuck earlier.
 _LATEST, _EARLIEST = 0.02, 0.002
+#: The latest where nothing could be done about a worker that is stuck: fifty looks a second take
+#: half a percent of two cores.
+_RARELY = 0.05
 #: A thread that uses less than this part of a core is waiting, not computing.
 _WAITING = 0.2
 
@@ -43,7 +46,10 @@ class DeadlineWatch:
         slots.cores_idle = self._cores.look() >= 0.5
         given_up = []
         suspects: dict[str, tuple[float, float]] = {}
-        self.next_look, stuck_after = _LATEST, loading.stuck_after
+        # Where all that may run are wanted anyway, nobody could take its place.
+        full = slots.wanted >= slots.most
+        self.next_look = _RARELY if full and self._sample_timeout is None else _LATEST
+        stuck_after = loading.stuck_after
         for entry in list(slots.running.values()):
             elapsed = entry.job.elapsed
             if self._sample_timeout is not None and elapsed > self._sample_timeout:
@@ -53,8 +59,7 @@ class DeadlineWatch:
                 continue
             if entry.handed_off or elapsed < stuck_after / 2.0:
                 continue
-            # Where all that may run are wanted anyway, nobody could take its place.
-            if slots.wanted >= slots.most or slots.active >= slots.most:
+            if full or slots.active >= slots.most:
                 continue
             # Looked at early, so that it is known by then whether it waits or computes.
             helps = self._helps(entry, now, suspects)

@@ -53,6 +53,14 @@ class TestWhenItLooks:
         watch.look(LOADING, 1.0)
         assert watch.next_look == 0.02
 
+    @pytest.mark.parametrize(("timeout", "seconds"), [(None, 0.05), (5.0, 0.02)])
+    def test_rarely_where_nobody_could_take_a_place(
+        self, timeout: float | None, seconds: float
+    ) -> None:
+        watch = DeadlineWatch(Slots(8, 8), timeout)
+        watch.look(LOADING, 1.0)
+        assert watch.next_look == seconds
+
     def test_when_the_first_may_be_stuck(self) -> None:
         watch, _ = watch_over(0.06, 0.095, 0.085)
         watch.look(LOADING, 1.0)
