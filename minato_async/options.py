@@ -105,11 +105,6 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
             f"max_workers={loader.max_workers} is less than num_workers={loader.num_workers}, "
             "with which the loader starts"
         )
-    if loader.scheduler == "fixed" and (loader.max_workers or 0) > loader.num_workers:
-        raise ValueError(
-            f"max_workers={loader.max_workers} is for a scheduler that changes the number of "
-            'workers, and "fixed" keeps it: set scheduler="throughput", or leave max_workers out'
-        )
     percentile: Any = loader.threshold_percentile
     if isinstance(percentile, bool) or not isinstance(percentile, (int, float)):
         raise TypeError(f"threshold_percentile must be a number, got {percentile!r}")

@@ -301,7 +301,6 @@ class TestOurOwn:
             ({"scheduler": "no such"}, ValueError, "fixed"),
             ({"scheduler": 3}, TypeError, "WorkerScheduler"),
             ({"max_workers": 1, "num_workers": 2}, ValueError, "less than num_workers=2"),
-            ({"max_workers": 3, "num_workers": 2}, ValueError, 'set scheduler="throughput"'),
             ({"max_displacement": -1}, ValueError, "at least 0 batch"),
             ({"max_displacement": 1.5}, TypeError, "max_displacement"),
             ({"max_displacement": True}, TypeError, "max_displacement"),
