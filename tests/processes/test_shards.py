@@ -66,7 +66,7 @@ def test_worker_that_dies_ends_its_shard_with_an_error_that_names_it(
 def test_small_window_is_kept_for_the_batch_that_is_due() -> None:
     """Whoever is there first has a shard of its own, and would fill the window from it before
     another has begun with what comes earlier."""
-    for _ in range(10):
+    for _ in range(5):
         loader = processes(Stream(30), 1, num_workers=3, max_queue_size=2, timeout=PATIENCE)
         assert torch.cat(list(loader))[:, 0].tolist() == list(range(30))
 
