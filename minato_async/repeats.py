@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from minato_async.seeding import UnstableKeyError
 from minato_async.seeding.keys import key_number
 
 
@@ -44,7 +43,7 @@ class RepeatCounter:
                 # list has no hash.
                 try:
                     index = key_number(index)
-                except UnstableKeyError:  # seeded by its position, which comes once
+                except Exception:  # seeded by its position, which comes once, or not at all
                     repeats.append(0)
                     continue
             before = drawn.get(index, 0)
