@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -70,9 +71,12 @@ def _libraries(names: tuple[str, ...], function: str) -> list[ctypes.CDLL]:
     libraries = []
     for path in sorted(paths):
         if os.path.basename(path).startswith(names):
-            library = ctypes.CDLL(path)
-            if hasattr(library, function):
-                libraries.append(library)
+            # One whose file is gone since, by an upgrade, cannot be named; another that has come
+            # in its place must not be loaded beside it.
+            with contextlib.suppress(OSError):
+                library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+                if hasattr(library, function):
+                    libraries.append(library)
     return libraries
 
 

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import textwrap
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -228,6 +229,27 @@ def thread_settings() -> list[str]:
     """What torch, OpenMP and MKL do in the calling thread."""
     lines = torch.__config__.parallel_info().splitlines()
     return [line for line in lines if "threads() :" in line]
+
+
+REPLACED_LIBRARY = """
+    import ctypes, os, shutil, sys
+    import torch
+    from minato_async import MinatoLoader
+
+    with open("/proc/self/maps") as maps:
+        (original,) = {line.split()[-1] for line in maps if "libgomp" in line}
+    ours = ctypes.CDLL(shutil.copy(original, os.path.join(sys.argv[1], "libgomp.so.1.old")))
+    os.remove(ours._name)
+    torch.set_num_threads(2)
+    print(list(MinatoLoader(range(2), None, num_workers=1, executor="thread")))
+"""
+
+
+def test_case_33_library_whose_file_was_replaced_meanwhile(tmp_path: Path) -> None:
+    """By an upgrade of its package, say, while the program runs."""
+    command = [sys.executable, "-c", textwrap.dedent(REPLACED_LIBRARY), str(tmp_path)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "[0, 1]\n", done.stderr
 
 
 @pytest.mark.parametrize(
