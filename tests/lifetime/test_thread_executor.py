@@ -468,17 +468,3 @@ def test_an_idle_worker_keeps_no_job_alive() -> None:
         # free it, between two bytecodes.
         assert eventually(gone.is_set)
         crew.source.wait_until(lambda source: source.waiting == 1)
-
-
-def test_native_ids_are_those_of_the_threads_that_run() -> None:
-    with crew_of(2) as crew:
-        ids: list[int] = []
-        meeting = threading.Barrier(3)
-
-        def job() -> None:
-            ids.append(threading.get_native_id())
-            meeting.wait(PATIENCE)
-
-        crew.source.put(job, job)
-        meeting.wait(PATIENCE)
-        assert crew.executor.native_ids() == set(ids)
