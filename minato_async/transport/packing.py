@@ -16,6 +16,8 @@ from minato_async.transport.own_blocks import OwnBlocks
 
 #: Bytes below which a tensor travels with the rest: a block costs as much as copying so many.
 SMALL = 2048
+#: Bytes from which the rest lies in shared memory, too: through a socket it is copied many times.
+_LONG = 1 << 16
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if type(d) is torch.dtype}
 
@@ -29,6 +31,7 @@ class Packed:
     def __init__(
         self, data: bytes, blocks: Sequence[Block], memory: SharedMemory | None = None
     ) -> None:
+        #: The pickle; empty: it is what lies in the first of the blocks.
         self.data = data
         self.blocks = blocks
         #: Set where the blocks are owned: in the parent.
@@ -43,15 +46,15 @@ class Packed:
         with the last of them. Once, by the owner."""
         assert self.memory is not None or not self.blocks
         blocks, self.blocks = self.blocks, ()
-        return loads(self.data, self.memory, blocks)
+        return loads(self.data or blocks[0], self.memory, blocks)
 
     def peek(self, memory: SharedMemory) -> Any:
         """The value for a process that is lent it: its views must not outlive the loan."""
-        return loads(self.data, memory)
+        return loads(self.data or self.blocks[0], memory)
 
     def copy(self, memory: SharedMemory) -> Any:
         """The value for a process that is lent it, and passes it to who may keep it."""
-        return loads(self.data, memory, copied=True)
+        return loads(self.data or self.blocks[0], memory, copied=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packed, (self.data, self.blocks)
@@ -75,7 +78,7 @@ _reading = _Reading()
 
 
 def loads(
-    data: bytes,
+    data: bytes | Block,
     memory: SharedMemory | None,
     owned: Sequence[Block] | None = None,
     copied: bool = False,
@@ -84,10 +87,13 @@ def loads(
     _reading.memory, _reading.owned = memory, None if owned is None else set(owned)
     _reading.copied = copied
     try:
-        return pickle.loads(data)
+        if isinstance(data, bytes):
+            return pickle.loads(data)
+        assert memory is not None
+        return pickle.loads(memory.view(data))
     finally:
         if _reading.owned:
-            # Not all was read: a class of the user's may have raised.
+            # The pickle's own; and not all was read if a class of the user's has raised.
             assert memory is not None
             for block in _reading.owned:
                 memory.free(block)
@@ -119,6 +125,10 @@ def _small_tensor(
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
 
 
+def _untyped(flat: torch.Tensor) -> torch.UntypedStorage:
+    return flat.untyped_storage()
+
+
 def _array(block: Block, dtype: Any, shape: Sequence[int], order: Any) -> Any:
     # By way of a tensor, which keeps the view that it is made of: numpy makes a view of its own.
     flat = torch.frombuffer(_bytes_of(block), dtype=torch.uint8).numpy()
@@ -141,6 +151,9 @@ class _Packer(pickle.Pickler):
             return self._tensor(value)
         if kind is np.ndarray:
             return self._array(value)
+        if kind is torch.UntypedStorage and value.device.type == "cpu":
+            # torch's own way to pickle one is broken.
+            return _untyped, (torch.empty(0, dtype=torch.uint8).set_(value),)
         return NotImplemented
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
@@ -192,10 +205,14 @@ def pack(value: Any, own: OwnBlocks) -> Packed:
         with torch._C.DisableTorchFunction():
             packer.dump(value)
     except BaseException:
-        for block in packer.blocks:
-            own.release(block)
+        own.release_all(packer.blocks)
         raise
-    return Packed(file.getvalue(), tuple(packer.blocks))
+    data = file.getbuffer()
+    block = own.allocate(data.nbytes) if data.nbytes >= _LONG else None
+    if block is None:
+        return Packed(data.tobytes(), tuple(packer.blocks))
+    own.memory.view(block)[:] = data
+    return Packed(b"", (block, *packer.blocks))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

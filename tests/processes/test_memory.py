@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from minato_async.transport.memory import SharedMemory
+from minato_async.transport.own_blocks import OwnBlocks
+from minato_async.transport.packing import pack
 from tests.cases.support import CHECKOUT
 from tests.lifetime.support import eventually, shared_memory, stays_in_shared_memory
 from tests.processes.support import PATIENCE, Made, pause, processes
@@ -198,6 +202,8 @@ class Mixed:
             "strided": np.random.rand(100, 100)[::2, ::3],
             "records": np.zeros(500, dtype=[("a", "i4"), ("b", "f8")]),
             "objects": np.array([None, "x", 3] * 1000, dtype=object),
+            "storage": torch.arange(3000).untyped_storage(),
+            "small storage": torch.arange(3).untyped_storage(),
             "names": [f"sample {index}"] * 3,
             "nothing": None,
         }
@@ -226,8 +232,28 @@ def test_everything_arrives_as_it_was() -> None:
                 assert found.dtype == expected.dtype, name
                 assert np.array_equal(found, expected), name
                 assert found.flags.writeable
+            elif isinstance(expected, torch.UntypedStorage):
+                assert found.tolist() == expected.tolist(), name
             else:
                 assert found == expected, name
+
+
+def test_what_is_long_takes_no_socket() -> None:
+    """Photos that are not decoded yet, say."""
+    memory = SharedMemory()
+    try:
+        packed = pack([b"x" * 50_000, np.arange(5000), "y" * 50_000], OwnBlocks(memory, 0))
+        packed.memory = memory
+        assert len(pickle.dumps(packed)) < 1000
+        assert packed.copy(memory)[0] == b"x" * 50_000
+        photo, array, text = packed.unpack()
+        assert (photo, array.sum(), text) == (b"x" * 50_000, 4999 * 2500, "y" * 50_000)
+        # They were copied, the array was not.
+        assert [size >= 100_000 for _, size in memory.take_freed(0)] == [True]
+        del array
+        assert [size for _, size in memory.take_freed(0)] == [40_000]
+    finally:
+        memory.close_file()
 
 
 def test_samples_that_cannot_be_pickled_need_only_be_collated() -> None:
