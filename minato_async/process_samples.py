@@ -243,6 +243,8 @@ class _Claim:
     def _collate(self) -> tuple[Packed | None, PackedError | None]:
         """The batch that this claim completes."""
         order = self._order
+        # If the worker dies from here on, it is not over a sample.
+        self._status.begin_row(order.start + len(order.indices))
         if order.given is None:
             return self._worker.collate(self._bound, list(order.indices), self._samples)
         try:

@@ -307,6 +307,8 @@ class Engine:
                 f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
                 for worker, entry in self._slots.running.items()
             ]
+        if starting := self._executor.starting:
+            running.append(starting)
         doing = "; ".join(running) or "nothing"
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 

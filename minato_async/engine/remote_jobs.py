@@ -148,6 +148,18 @@ class RemoteJob:
         """Under the lock."""
         raise NotImplementedError
 
+    def _died_collating(self, batch: Batch | Block, how: str) -> BaseException | None:
+        """A worker has died while it collated: the failure of the batch if that was one too
+        many."""
+        deaths = self._epoch.deaths
+        count = deaths[batch, -1] = deaths.get((batch, -1), 0) + 1
+        if count < DEATHS:
+            return None
+        indices = ", ".join(map(shown, batch.indices[:8]))
+        return RuntimeError(
+            f"a worker process {how}, {count} times, over collating samples [{indices}]"
+        )
+
     def _died_in(self, block: Block, row: int, how: str) -> None:
         """A worker has died over this ticket: it fails if that was one too many."""
         deaths = self._epoch.deaths
@@ -190,6 +202,8 @@ class RemoteClaimJob(RemoteJob):
 
     def describe(self) -> str:
         row = self._start if self._progress is None else max(self._start, self._progress.row)
+        if row >= self._stop:
+            return "collating a batch"
         return f"sample index {shown(self._block.indices[row])}"
 
     def order(self, progress: Progress) -> RunClaim:
@@ -240,15 +254,7 @@ class RemoteClaimJob(RemoteJob):
         if isinstance(event, WholeBatch):
             for costs in event.costs:
                 epoch.observe(costs, event.tickets)
-            whole = block.batch
-            others = []
-            for batch in epoch.settle(block, self._start, [None] * (self._stop - self._start)):
-                if batch is whole:
-                    batch.samples = []
-                    epoch.collated(batch, event.content, event.failure)
-                else:
-                    others.append(batch)
-            epoch.leave_to_collate(others)
+            self._collated(event.content, event.failure)
             return
         self._no_longer_whole()
         if isinstance(event, Finished):
@@ -264,6 +270,18 @@ class RemoteClaimJob(RemoteJob):
             epoch.lanes.divert(sample)
             epoch.wake_for_work()
 
+    def _collated(self, content: Any, failure: Any) -> None:
+        """The batch that the claim completes has been made, or cannot be."""
+        epoch, whole = self._epoch, self._block.batch
+        others = []
+        for batch in epoch.settle(self._block, self._start, [None] * (self._stop - self._start)):
+            if batch is whole:
+                batch.samples = []
+                epoch.collated(batch, content, failure)
+            else:
+                others.append(batch)
+        epoch.leave_to_collate(others)
+
     def _not_run(self, failure: Refusal) -> None:
         self._no_longer_whole()
         block, start = self._block, self._start
@@ -275,9 +293,14 @@ class RemoteClaimJob(RemoteJob):
             self._epoch.put_back(block, row, row + 1)
 
     def _died(self, worker: Worker, how: str) -> None:
-        self._no_longer_whole()
         row = -1 if self._progress is None else self._progress.row
-        if row >= self._start:
+        if self._whole and row == self._stop:
+            error = self._died_collating(self._block, how)
+            if error is not None:
+                self._collated(None, error)
+                return
+        self._no_longer_whole()
+        if self._start <= row < self._stop:
             self._died_in(self._block, row, how)
         self._epoch.put_back(self._block, self._start, self._stop)
 
@@ -359,14 +382,11 @@ class RemoteCollateJob(RemoteJob):
         self._collated(None, failure(self._batch.indices))
 
     def _died(self, worker: Worker, how: str) -> None:
-        deaths, key = self._epoch.deaths, (self._batch, -1)
-        count = deaths[key] = deaths.get(key, 0) + 1
-        if count < DEATHS:
+        error = self._died_collating(self._batch, how)
+        if error is None:
             self._epoch.leave_to_collate([self._batch])
-            return
-        indices = ", ".join(map(shown, self._batch.indices[:8]))
-        error = f"a worker process {how}, {count} times, over collating samples [{indices}]"
-        self._collated(None, RuntimeError(error))
+        else:
+            self._collated(None, error)
 
 
 class RemoteFailedJob(RemoteJob):

@@ -57,7 +57,8 @@ class Progress(Protocol):
 
     @property
     def row(self) -> int:
-        """The row whose step it is in, or was in last; -1 before the first."""
+        """The row whose step it is in, or was in last; -1 before the first. The one behind the last
+        while it collates what they have become."""
 
     @property
     def elapsed(self) -> float:
@@ -148,6 +149,11 @@ class Executor(Protocol):
     def size(self) -> int:
         """Workers wanted now; those still finishing a last job are not counted."""
 
+    @property
+    def starting(self) -> str:
+        """What is still to come up before all workers are there, in a few words; "" if nothing.
+        Any thread."""
+
     def resize(self, size: int) -> None:
         """Start workers, or let surplus ones end after their current job. Any thread."""
 
@@ -171,6 +177,7 @@ class NoWorkers:
     """The executor of an engine that has ended."""
 
     size = 0
+    starting = ""
 
     def resize(self, size: int) -> None:
         """No worker starts any more."""

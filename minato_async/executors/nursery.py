@@ -312,6 +312,8 @@ def _worker(
         sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
         worker_main(serial, number, theirs)
         status = 0
+    except ConnectionError:
+        pass  # the parent is gone: nobody is to be told
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -67,6 +67,8 @@ class ProcessWorker:
         self.ended = False
         #: 0 until the nursery has told it.
         self.pid = 0
+        #: It has said that it is set up.
+        self.there = False
         self.channel: LoopChannel | None = None
         self.job: RemoteJob | None = None
         self.order = 0
@@ -132,6 +134,18 @@ class ProcessExecutor:
     @property
     def size(self) -> int:
         return self._size
+
+    @property
+    def starting(self) -> str:
+        if self._over.is_set():
+            return ""
+        if not self._nursery.ready:
+            return (
+                "the start of the process that workers are forked from, which imports the main "
+                "module and that of the dataset"
+            )
+        workers = list(self._workers.values())
+        return ", ".join(f"the start of {worker.name}" for worker in workers if not worker.there)
 
     # Workers
 
@@ -292,6 +306,7 @@ class ProcessExecutor:
 
     def _read(self, worker: ProcessWorker, data: bytes) -> None:
         if data == READY:
+            worker.there = True
             self._feed(worker)
             return
         order, kind, content = pickle.loads(data)

@@ -57,6 +57,9 @@ class ThreadExecutor:
         self._closed = False
         self._over = False
 
+    #: A thread is there at once.
+    starting = ""
+
     @property
     def size(self) -> int:
         with self._lock:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_async import per_worker
-from tests.processes.support import Countdown, kill_me
+from tests.processes.support import PATIENCE, Countdown, kill_me, pause
 
 #: The process that has imported this module, or one of whom it is a fork.
 IMPORTED_IN = os.getpid()
@@ -94,6 +94,19 @@ class Stream(IterableDataset[torch.Tensor]):
             if index == 13 and self.lives is not None and self.lives.take():
                 self.end()
             yield torch.tensor([index, info.id, os.getpid()])
+
+
+class Held:
+    """Takes its time to be unpickled."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pause, (PATIENCE,)
 
 
 class Closed:

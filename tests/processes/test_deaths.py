@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from tests.cases.support import CHECKOUT
 from tests.lanes.support import until
+from tests.lifetime.support import eventually
 from tests.processes.support import (
     PATIENCE,
     Countdown,
@@ -283,17 +284,23 @@ def test_worker_dies_while_it_collates() -> None:
     assert list(processes(Made(8), 2, collate_fn=collate)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_collate_that_always_kills_fails_its_batch_alone() -> None:
+@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"on_error": "skip"}], ids=str)
+def test_collate_that_always_kills_fails_its_batch_alone(options: dict[str, Any]) -> None:
     def collate(samples: list[int]) -> list[int]:
         if 4 in samples:
             kill_me()
         return samples
 
-    with iterating(processes(Made(8), 2, collate_fn=collate)) as iterator:
+    with iterating(processes(Made(8), 2, collate_fn=collate, num_workers=1, **options)) as iterator:
         found = outcomes(iterator)
-    assert [result for result in found if isinstance(result, list)] == [[0, 1], [2, 3], [6, 7]]
+        assert not iterator.stats.skipped
+    made = [result for result in found if isinstance(result, list)]
+    assert sorted(made) == [[0, 1], [2, 3], [6, 7]]
     (error,) = [result for result in found if not isinstance(result, list)]
-    assert "SIGKILL" in str(error)
+    # None of its samples is at fault.
+    assert str(error) == (
+        "a worker process was killed by SIGKILL, 3 times, over collating samples [4, 5]"
+    )
 
 
 def test_diverted_sample_outlives_the_worker_that_began_it() -> None:
@@ -394,6 +401,43 @@ def test_workers_end_with_the_parent(how: signal.Signals) -> None:
         parent.wait(PATIENCE)
         _, alive = psutil.wait_procs(family, PATIENCE)
         assert not alive
+
+
+LAST = """
+    import os, select, signal
+    from minato_async import MinatoLoader
+
+    parent = os.getpid()
+
+    class Data:
+        def __len__(self):
+            return 1
+        def __getitem__(self, index):
+            os.kill(os.getppid(), signal.SIGSTOP)  # it would kill this worker
+            end = os.pidfd_open(parent)
+            os.kill(parent, signal.SIGKILL)
+            select.select([end], [], [])
+            print(os.getppid(), os.getpid(), flush=True)
+            return index
+
+    if __name__ == "__main__":
+        list(MinatoLoader(Data(), num_workers=1, executor="process"))
+"""
+
+
+def test_a_worker_that_has_outlived_the_parent_says_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LAST)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=CHECKOUT,
+    ) as parent:
+        assert parent.stdout is not None
+        nursery, worker = map(psutil.Process, map(int, parent.stdout.readline().split()))
+        assert eventually(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+        nursery.kill()
+        assert parent.communicate(timeout=PATIENCE) == ("", "")
 
 
 def test_ctrl_c_in_the_terminal_is_the_parents_alone() -> None:

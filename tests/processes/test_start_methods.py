@@ -23,7 +23,7 @@ from minato_async import MinatoLoader
 from minato_async.transport.luggage import Luggage
 from tests.lifetime.support import all_ours_end
 from tests.processes import module_level
-from tests.processes.module_level import Closed, Numbers, Stream
+from tests.processes.module_level import Closed, Held, Numbers, Stream
 from tests.processes.support import PATIENCE, Countdown, Made, flat, processes
 from tests.semantics.support import iterating, outcomes
 
@@ -244,6 +244,23 @@ def test_killed_while_it_starts() -> None:
             next(iterator)
         # Though the iterator lives, as it does with an error that somebody keeps.
         all_ours_end()
+
+
+def test_timeout_while_it_starts_says_so() -> None:
+    """First the nursery, then the workers, which unpickle the dataset."""
+    before = psutil.Process().children()
+    loader = processes(Held(), multiprocessing_context="spawn", timeout=0.02)
+    with iterating(loader) as iterator:
+        (nursery,) = (child for child in psutil.Process().children() if child not in before)
+        nursery.suspend()
+        with pytest.raises(RuntimeError, match="Running: the start of the process"):
+            next(iterator)
+        nursery.resume()
+        while True:
+            with pytest.raises(RuntimeError, match="Running: the start of") as caught:
+                next(iterator)
+            if "the start of minato-worker-1" in str(caught.value):
+                break
 
 
 def opened(value: Any) -> Any:
