@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import threading
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,26 +37,30 @@ def use_one_thread_here() -> None:
 def find_libraries() -> None:
     """Look for what sets the number of threads: it takes milliseconds, and workers that start
     together, or are forked, would each look for themselves."""
-    _openmp()
-    _mkl()
+    _setters()
 
 
 def _set_here(number: int) -> None:
-    for library in _openmp():
-        library.omp_set_num_threads(number)
-    # Once `torch.set_num_threads` has been called, MKL looks at OpenMP's setting no more.
-    for library in _mkl():
-        library.MKL_Set_Num_Threads_Local(number)
+    for set_here in _setters():
+        set_here(number)
 
 
-@cache
-def _openmp() -> list[ctypes.CDLL]:
-    return _libraries(_OPENMP_NAMES, "omp_set_num_threads")
+_found: list[Callable[[int], object]] | None = None
 
 
-@cache
-def _mkl() -> list[ctypes.CDLL]:
-    return _libraries(_MKL_NAMES, "MKL_Set_Num_Threads_Local")
+def _setters() -> list[Callable[[int], object]]:
+    # Not by `functools.cache`: on free-threaded Python it holds a lock meanwhile, which a process
+    # that another thread forks would find locked for ever.
+    global _found
+    if _found is None:
+        openmp = _libraries(_OPENMP_NAMES, "omp_set_num_threads")
+        # Once `torch.set_num_threads` has been called, MKL looks at OpenMP's setting no more.
+        mkl = _libraries(_MKL_NAMES, "MKL_Set_Num_Threads_Local")
+        _found = [
+            *(library.omp_set_num_threads for library in openmp),
+            *(library.MKL_Set_Num_Threads_Local for library in mkl),
+        ]
+    return _found
 
 
 def _libraries(names: tuple[str, ...], function: str) -> list[ctypes.CDLL]:

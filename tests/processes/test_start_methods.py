@@ -377,6 +377,31 @@ def test_classes_of_the_main_module(method: str, tmp_path: Path) -> None:
     assert found == str([index for index in range(12) if index not in (4, 5)])
 
 
+AT_ONCE = """
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+    from minato_async import MinatoLoader
+
+    def load(_):
+        loader = MinatoLoader(
+            range(8), num_workers=2, executor="process", multiprocessing_context="fork", timeout=20
+        )
+        together.wait()
+        return sum(map(int, loader))
+
+    together = Barrier(6)
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(load, range(6))) == [28] * 6
+"""
+
+
+def test_first_loaders_of_several_threads_at_once(tmp_path: Path) -> None:
+    """What one of them holds while another forks, nobody lets go in the forked process."""
+    with start(tmp_path / "program.py", AT_ONCE) as program:
+        _, errors = program.communicate(timeout=4 * PATIENCE)
+    assert program.returncode == 0, errors
+
+
 def test_main_module_without_a_guard(tmp_path: Path) -> None:
     body = """
     from minato_async import MinatoLoader
