@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 from tests.cases.support import CHECKOUT
 from tests.lanes.support import until
-from tests.lifetime.support import eventually
 from tests.processes.support import (
     PATIENCE,
     Countdown,
@@ -435,7 +434,7 @@ def test_a_worker_that_has_outlived_the_parent_says_nothing() -> None:
     ) as parent:
         assert parent.stdout is not None
         nursery, worker = map(psutil.Process, map(int, parent.stdout.readline().split()))
-        assert eventually(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
         nursery.kill()
         assert parent.communicate(timeout=PATIENCE) == ("", "")
 
