@@ -82,8 +82,9 @@ class TestReplacement:
         iterator = iter(loader_of(dataset))
         seen = flat(next(iterator) for _ in range(15))
         assert not {0, 1} & set(seen)
-        assert iterator.stats.handed_off >= 2
-        assert iterator.stats.slow_active == 2
+        # The one that took the first one's place may have loaded all that before. On a busy machine
+        # others look stuck for a moment, too.
+        until(lambda: iterator.stats.handed_off >= 2 and iterator.stats.slow_active == 2)
         dataset.let_go.set()
         assert sorted(seen + flat(iterator)) == list(range(64))
         assert dataset.tally.counts == dict.fromkeys(range(64), 1)
@@ -127,7 +128,7 @@ class TestReplacement:
         dataset = Stuck(400, {0, 1})
         release.append(dataset)
         iterator = iter(loader_of(dataset))
-        until(lambda: iterator.stats.handed_off == 2)
+        until(lambda: iterator.stats.handed_off >= 2)
         next(iterator)
         dataset.let_go.set()
         until(lambda: iterator._engine._slots.handed_off == 0)
