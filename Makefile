@@ -40,7 +40,7 @@ test: env
 	@failed=0; for python in $(FREE) $(GIL); do \
 		if [ -x $$python ]; then \
 			echo "test: $$($$python -VV) ($$python)"; \
-			$$python -m pytest tests $(AT_ONCE) $(PYTEST_ARGS) || failed=$$?; \
+			$$python -m pytest tests $(AT_ONCE) -o cache_dir=.pytest_cache/$$python $(PYTEST_ARGS) || failed=$$?; \
 			if [ $$failed = 2 ]; then exit 2; fi; \
 		fi; \
 	done; exit $$failed
