@@ -63,7 +63,7 @@ def package_version(distribution: str, module: str | None = None) -> str:
         return "not installed"
 
 
-def usable_cpus() -> int:
+def whole_cpus() -> int:
     """Return how many CPUs this process may use: its affinity mask, cut to its cgroup's quota."""
     return max(1, int(cpu_quota()))
 
@@ -108,7 +108,7 @@ class Machine:
             load = None
         return cls(
             cpu=cpu_model(),
-            cpus_usable=usable_cpus(),
+            cpus_usable=whole_cpus(),
             cpus_present=os.cpu_count() or 1,
             system=f"{platform.system()} {platform.machine()}",
             load=load,

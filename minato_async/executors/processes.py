@@ -144,6 +144,7 @@ class ProcessExecutor:
                 "the start of the process that workers are forked from, which imports the main "
                 "module and that of the dataset"
             )
+        # A copy, made in one piece under the dictionary's own lock: the loop changes it meanwhile.
         workers = list(self._workers.values())
         return ", ".join(f"the start of {worker.name}" for worker in workers if not worker.there)
 

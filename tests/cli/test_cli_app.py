@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from minato_async.cli import main
-from minato_async.cli.machine import Machine, usable_cpus
+from minato_async.cli.machine import Machine, whole_cpus
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,4 +51,4 @@ def test_the_machine_is_described() -> None:
     machine = Machine.here()
 
     assert machine.cpu
-    assert 1 <= machine.cpus_usable == usable_cpus() <= machine.cpus_present
+    assert 1 <= machine.cpus_usable == whole_cpus() <= machine.cpus_present

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from minato_async.cli.machine import usable_cpus
+from minato_async.cli.machine import whole_cpus
 
 LOADERS: dict[str, str] = {
     "torch": "torch in order",
@@ -77,7 +77,7 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
             "MinatoLoader, with equal workers, and prints one table. Takes a minute or two."
         ),
     )
-    workers = min(usable_cpus(), _MOST_WORKERS)
+    workers = min(whole_cpus(), _MOST_WORKERS)
     _count(parser, "workers", "workers of every loader", workers)
     # Absent unless given, for their defaults depend on --quick and an explicit value wins.
     for name, text, size in (
