@@ -30,17 +30,18 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 FORMAT = 1  # raise it when what an environment holds changes with the same requirements
 LEFT_OUT = "left_out.txt"  # in an environment: the names of what could not be had
 
-# The newest torch with a wheel for the free-threaded version; for 3.11, the one that some machines
-# keep as a small CPU build. Elsewhere pip chooses.
+# The newest torch with a wheel for the free-threaded version; for 3.11, the newest that torchvision
+# has a build for. Elsewhere pip chooses.
 TORCH_PINS = {
     (True, (3, 13)): "torch==2.12.0",
     (True, (3, 14)): "torch==2.14.*",
-    (False, (3, 11)): "torch==2.13.0",
+    (False, (3, 11)): "torch==2.14.1",
 }
 # Each is made for one torch, with CUDA like it: beside a small CPU build it cannot be imported.
 VISION_PINS = {
     (True, (3, 13)): "torchvision==0.27.0",
     (True, (3, 14)): "torchvision==0.29.*",
+    (False, (3, 11)): "torchvision==0.29.1",
 }
 
 
@@ -58,15 +59,17 @@ def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
     """Read the project's own lists, and pin torch for the interpreter."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    others = tuple(extras["frameworks"])
     kind = interpreter.free_threaded, interpreter.version
     pin, vision = TORCH_PINS.get(kind), VISION_PINS.get(kind)
+    frameworks = [line for line in extras["frameworks"] if not line.startswith("torchvision")]
+    if interpreter.free_threaded:
+        # Of the others none has a free-threaded wheel: pyyaml and safetensors have none, which they
+        # all need.
+        frameworks = [line for line in frameworks if line.startswith("monai")]
     return Requirements(
         runtime=(*project["dependencies"], *([pin] if pin else [])),
         extras=(*extras["demo"], *extras["test"], *(extras["lint"] if lint else [])),
-        # Of the others none has a free-threaded wheel: pyyaml and safetensors have none, which they
-        # all need.
-        frameworks=((vision,) if vision else ()) if interpreter.free_threaded else others,
+        frameworks=(*frameworks, vision or "torchvision"),
         peers=tuple(extras["bench"]),
     )
 
