@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from minato_async import process_wide
 from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batches import Batch
 from minato_async.engine.engine import Engine, ExecutorFactory
@@ -22,6 +23,7 @@ from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
+from minato_async.executors.base import Worker
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
 from minato_async.openmp import find_libraries
@@ -225,7 +227,8 @@ class EngineIterator(LoaderIterator):
         options = self._options
         find_libraries()
         if executor is None:
-            setup = partial(worker_thread, isolated=options.isolated)
+            process_wide.install()
+            setup = partial(_worker_thread, isolated=options.isolated)
             executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
         return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
@@ -431,6 +434,13 @@ class MapIterator(EngineIterator):
             return epoch.batches_ahead < most
         # Empty batches take no place in the window, so they are bounded by their number.
         return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
+
+
+@contextlib.contextmanager
+def _worker_thread(worker: Worker, isolated: bool) -> Iterator[None]:
+    """`worker_thread` where the worker has no process of its own."""
+    with process_wide.worker_apart(), worker_thread(worker, isolated):
+        yield
 
 
 def raise_failure(batch: Batch) -> NoReturn:

@@ -19,6 +19,7 @@ from minato_async.engine.recipe import Streams
 from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
 from minato_async.errors import name_batch, name_read
 from minato_async.executors.base import Job, Worker
+from minato_async.process_wide import entered
 from minato_async.worker_info import shown
 from minato_async.workers import current_state
 
@@ -241,7 +242,8 @@ def close_shard(source: ShardPass) -> None:
 def _inside(source: ShardPass) -> Iterator[None]:
     """Within this, the calling thread is that of the shard's code, as far as it can tell."""
     # Leaving `inference_mode` also puts the thread's own modes back, whatever was entered within.
-    with torch.inference_mode(source.inference), shown(source.shard.info):
+    inference = torch.inference_mode(source.inference)
+    with inference, shown(source.shard.info), entered(source.shard.own):
         torch.set_grad_enabled(source.grad)
         source.autocast.apply()
         try:

@@ -21,6 +21,7 @@ from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
 from minato_async.errors import name_transform
+from minato_async.process_wide import Own
 from minato_async.stats import Stats
 
 
@@ -32,6 +33,8 @@ class Shard:
         self.dataset = dataset
         #: What `get_worker_info()` returns while code of this shard runs.
         self.info = info
+        #: Filters of warnings and the like that code of this shard has changed, on threads.
+        self.own = Own()
         #: `worker_init_fn` has run.
         self.initialised = False
         #: A worker is inside this shard, or about to be: it owns the iterator. Set under the
