@@ -144,8 +144,13 @@ def _own_registry(own: Own, registry: Any) -> Any:
     """Stands for `registry` on this worker."""
     if registry is None or own.registries is None:
         return registry
-    # With the original, so that its identity is not another's.
-    return own.registries.setdefault(id(registry), (registry, {}))[1]
+    found = own.registries.get(id(registry))
+    if found is None:
+        # With the original, so that its identity is not another's; and with the version of the
+        # filters: C code makes notes of another version void.
+        found = registry, {"version": registry.get("version")}
+        own.registries[id(registry)] = found
+    return found[1]
 
 
 def _warn_explicit(
@@ -222,8 +227,9 @@ def _was_told(own: Own, message: warnings.WarningMessage) -> bool:
     returns whether it stood there already.
 
     That is for warnings that C code issues itself, as numpy's does, and for a `warn` that was
-    imported by name. They are not seen by the worker if another thread was told of the same
-    line: that cannot be had, but such notes are then no worker's with filters of its own.
+    imported by name. C code looks at the common notes before it asks for filters: if another
+    thread was told of the same line, the worker is not, and that cannot be helped. But what a
+    worker with filters of its own is told stands in nobody's way.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not (

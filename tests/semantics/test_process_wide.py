@@ -37,31 +37,27 @@ from tests.semantics.support import PATIENCE, InThread
 
 WORKERS = 3
 
-Meet = Callable[[], None]
+Meet = Callable[[], Any]
 
 
-def meeting(sample: Callable[[int, Meet], Any]) -> tuple[InThread, Meet]:
-    """Loads a sample for each worker, which wait for one another and for the test. Returns the
+@contextlib.contextmanager
+def meeting(sample: Callable[[int, Meet], Any]) -> Iterator[tuple[InThread, Meet]]:
+    """Loads a sample for each worker, which wait for one another and for the test. Gives the
     thread that loads, and what the test calls to meet them."""
-    barrier = threading.Barrier(WORKERS + 1)
-
-    def meet() -> None:
-        barrier.wait(PATIENCE)
+    barrier = threading.Barrier(WORKERS + 1, timeout=PATIENCE)
 
     def make(index: int) -> Any:
         try:
-            return sample(index, meet)
+            return sample(index, barrier.wait)
         except BaseException:
             barrier.abort()
             raise
 
-    def consume() -> list[Any]:
-        try:
-            return load(Made(WORKERS, make))
-        finally:
-            barrier.abort()
-
-    return InThread(consume), meet
+    consumer = InThread(lambda: load(Made(WORKERS, make)))
+    try:
+        yield consumer, barrier.wait
+    finally:
+        barrier.abort()
 
 
 def load(dataset: Any) -> list[Any]:
@@ -76,13 +72,13 @@ def run_together(
     """The samples, each of a worker of its own. They meet twice, and in between other threads have
     what they had before; the test calls `meanwhile` there."""
     before = what_all_have()
-    consumer, meet = meeting(sample)
-    meet()
-    assert_same_objects(what_all_have(), before)
-    if meanwhile is not None:
-        meanwhile()
-    meet()
-    found: list[Any] = consumer.result()
+    with meeting(sample) as (consumer, meet):
+        meet()
+        assert_same_objects(what_all_have(), before)
+        if meanwhile is not None:
+            meanwhile()
+        meet()
+        found: list[Any] = consumer.result()
     assert_same_objects(what_all_have(), before)
     return found
 
@@ -186,11 +182,12 @@ class TestWarnings:
             def __getitem__(self, index: int) -> list[str]:
                 with warnings.catch_warnings(record=True) as record:
                     warnings.simplefilter("default")
-                    issue("damaged")
-                    issue("damaged")
+                    for _ in range(2):
+                        issue("damaged")
+                        warnings.warn("also", stacklevel=1)
                 return texts(record)
 
-        assert [len(seen) for seen in load(Decoded())] == [1] * 12
+        assert [len(seen) for seen in load(Decoded())] == [2] * 12
 
     def test_the_training_thread_is_told_once(self, issue: Callable[[str], None]) -> None:
         """And not again whenever a worker has entered a context or left one."""
@@ -418,12 +415,12 @@ def test_a_worker_follows_the_process_when_it_has_put_back_what_it_found() -> No
         print(index)
 
     later, outer = io.StringIO(), sys.stdout
-    consumer, meet = meeting(sample)
-    meet()
-    with contextlib.redirect_stdout(later):
+    with meeting(sample) as (consumer, meet):
         meet()
-        consumer.result()
-        assert sys.stdout is later
+        with contextlib.redirect_stdout(later):
+            meet()
+            consumer.result()
+            assert sys.stdout is later
     assert sys.stdout is outer
     assert sorted(later.getvalue().split()) == ["0", "1", "2"]
 
