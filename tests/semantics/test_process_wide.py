@@ -405,8 +405,30 @@ def test_no_output_at_all() -> None:
     assert everyones.getvalue() == "kept\n"
 
 
-def test_a_worker_follows_the_process_when_it_has_put_back_what_it_found() -> None:
-    """The training thread has entered a context since, and leaves it last."""
+@pytest.mark.parametrize("redirect", [redirected, assigned, patched])
+def test_a_worker_follows_the_process_when_it_has_put_back_what_it_found(
+    redirect: Callable[[io.StringIO], Any],
+) -> None:
+    def sample(index: int, meet: Meet) -> None:
+        with redirect(io.StringIO()):
+            pass
+        meet()
+        meet()
+        print(index)
+
+    later, outer = io.StringIO(), sys.stdout
+    with meeting(sample) as (consumer, meet):
+        meet()
+        with contextlib.redirect_stdout(later):
+            meet()
+            consumer.result()
+            assert sys.stdout is later
+    assert sys.stdout is outer
+    assert sorted(later.getvalue().split()) == ["0", "1", "2"]
+
+
+def test_a_worker_follows_the_process_that_has_changed_meanwhile() -> None:
+    """The training thread enters a context while workers are in theirs, and leaves it last."""
 
     def sample(index: int, meet: Meet) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -518,10 +540,19 @@ def test_a_log_record_goes_to_the_stream_of_the_thread_that_logs() -> None:
 # Event loops
 
 
+@pytest.fixture
+def fresh_event_loops() -> Iterator[None]:
+    """Nobody has set a loop: in a forked process, the main thread's state is that of its parent."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+    yield
+    asyncio.set_event_loop_policy(before)
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="a main thread is given none either")
 @pytest.mark.filterwarnings("ignore:There is no current event loop:DeprecationWarning")
 @pytest.mark.parametrize("kind", [*PARALLEL, PROCESSES], ids=lambda kind: kind.name)
-def test_a_worker_is_given_an_event_loop(kind: LoaderKind) -> None:
+def test_a_worker_is_given_an_event_loop(fresh_event_loops: None, kind: LoaderKind) -> None:
     async def twice(value: int) -> int:
         await asyncio.sleep(0)
         return 2 * value
