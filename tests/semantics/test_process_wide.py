@@ -624,8 +624,9 @@ def test_it_is_put_in_place_once_and_for_threads() -> None:
             def __getitem__(self, index):
                 with contextlib.redirect_stdout(io.StringIO()) as target:
                     print(index)
+                    mine = sys.stdout is not vars(sys)["stdout"]
                     assert sys.stdout is target
-                return target.getvalue(), type(sys) is types.ModuleType
+                return target.getvalue(), mine, type(sys) is types.ModuleType
         def state():
             functions = warnings._add_filter, warnings.resetwarnings, warnings._showwarnmsg
             return type(sys), type(warnings), print, [f.__code__ for f in functions]
@@ -637,7 +638,7 @@ def test_it_is_put_in_place_once_and_for_threads() -> None:
                 Silent(), 1, num_workers=1, executor=executor, seed=False, collate_fn=list
             )
         def check(loader, untouched=False):
-            assert list(loader) == [[(f"{n}\\n", untouched)] for n in range(3)]
+            assert list(loader) == [[(f"{n}\\n", not untouched, untouched)] for n in range(3)]
         before = state()
         check(fresh("process"), untouched=True)
         assert state() == before
