@@ -34,6 +34,9 @@ from minato_async.workers import current_state
 
 #: Seconds after which finished samples are told of, though others of the claim are not finished.
 _NEWS = 5e-3
+#: Seconds in which any sample may be packed. What takes longer than that, and longer than it took
+#: to make the sample, had better be made again where it is needed.
+_CHEAP_TO_PACK = 2e-3
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,12 @@ class SampleRunner:
                 step += 1
         except BaseException as error:
             return self.failed(bound, row, order.index, step, error)
+        began = perf_counter()
         try:
             packed: Any = self.desk.pack(value)
         except BaseException:
             packed = Rerun(order.position, order.index, order.repeat)
-        return [Finished(row, [packed], costs, 1)]
+        return [Finished(row, [packed], costs, 1, perf_counter() - began)]
 
     def step(self, function: Callable[[Any], Any], value: Any, cost: float) -> tuple[Any, float]:
         """What `function` makes of `value`, and the seconds it took."""
@@ -266,14 +270,20 @@ class _Claim:
         else:
             samples = [[sample] for sample in samples]
         for some, cost in zip(samples, costs, strict=True):
-            packed = [self._packed(row + place, sample) for place, sample in enumerate(some)]
-            self.events.append(Finished(row, packed, cost, tickets))
+            began = perf_counter()
+            budget = max(_CHEAP_TO_PACK, sum(cost) / max(1, len(some)))
+            packed = [
+                self._packed(row + place, sample, budget) for place, sample in enumerate(some)
+            ]
+            self.events.append(Finished(row, packed, cost, tickets, perf_counter() - began))
             row += len(packed)
         self._first = row
 
-    def _packed(self, row: int, sample: Any) -> Any:
+    def _packed(self, row: int, sample: Any, budget: float) -> Any:
+        """`sample`, packed, unless it costs more than `budget` seconds: then it will be made
+        again."""
         try:
-            return self._worker.desk.pack(sample)
+            return self._worker.desk.pack(sample, budget)
         except BaseException:
             place, order = row - self._order.start, self._order
             repeat = order.repeats[place] if order.repeats else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import pickle
 import random
@@ -92,8 +93,9 @@ class Desk:
         """What has happened so far; the order is not carried out yet."""
         self._channel.send(pickle.dumps((self.order, MORE, events), protocol=5))
 
-    def pack(self, value: Any) -> Packed:
-        return pack(value, self.own)
+    def pack(self, value: Any, budget: float = math.inf) -> Packed:
+        """As `packing.pack`."""
+        return pack(value, self.own, budget)
 
     @property
     def abandoned(self) -> bool:

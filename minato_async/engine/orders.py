@@ -50,7 +50,8 @@ class ResumeSample(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """Stands for a finished sample that cannot be pickled: who collates it makes it again."""
+    """Stands for a finished sample that cannot be pickled, or not in the time that it takes to make
+    it: who collates it makes it again."""
 
     position: int
     index: Any
@@ -76,6 +77,8 @@ class Finished(NamedTuple):
     samples: Sequence[Any]
     costs: Sequence[float]
     tickets: int
+    #: Seconds that it took to pack the samples.
+    packing: float = 0.0
 
 
 class Failed(NamedTuple):

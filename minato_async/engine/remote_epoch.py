@@ -23,6 +23,7 @@ from minato_async.engine.remote_jobs import (
     RemoteSlowJob,
 )
 from minato_async.engine.threshold import Threshold
+from minato_async.engine.travel import Travel
 from minato_async.executors.base import Job, Worker
 
 #: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
@@ -89,6 +90,9 @@ class RemoteMapEpoch(MapEpoch):
         #: One worker may make a batch of ready samples while another batch has some: not where it
         #: is bounded how many may overtake.
         self._reserves = order.as_drawn or order.max_displacement is None
+        self._travel = Travel()
+        #: Each batch is made by one worker, as far as it can be.
+        self._together = False
         #: How often workers have died over a ticket, or over a batch.
         self.deaths: dict[tuple[object, int], int] = {}
 
@@ -122,11 +126,23 @@ class RemoteMapEpoch(MapEpoch):
     def _failed_job(self, block: Block, row: int, error: BaseException) -> Job:
         return RemoteFailedJob(block, row, error, self)
 
+    def packed(self, samples: Sequence[Any], packing: float, costs: Sequence[float]) -> None:
+        """`samples`, made at these costs, were packed in `packing` seconds."""
+        nbytes = sum(sample.nbytes for sample in samples)
+        self._travel.packed(len(samples), nbytes, packing, costs)
+        self._see_whether_travel_pays()
+
+    def _see_whether_travel_pays(self) -> None:
+        if not self._together and not self._travel.pays:
+            self.keep_together()
+
     def keep_together(self) -> None:
-        """Samples cannot travel: from now on each batch is made by one worker, as far as it can
-        be."""
-        self._claim_size = ClaimSize(cheap=math.inf)
-        self._claim_size.observe(1, 0.0)
+        """Samples cannot travel, or should not: from now on each batch is made by one worker, as
+        far as it can be."""
+        if not self._together:
+            self._together = True
+            self._claim_size = ClaimSize(cheap=math.inf)
+            self._claim_size.observe(1, 0.0)
 
     def unreserve(self, block: Block) -> None:
         self._builder.unreserve(block)
@@ -157,6 +173,9 @@ class RemoteMapEpoch(MapEpoch):
         self.wake_for_work()
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        if content is not None and not self._together:
+            self._travel.collated(len(batch.indices), content.nbytes)
+            self._see_whether_travel_pays()
         if not self.abandoned:
             self.context.finished(batch, content, failure, self.sync, super().collated)
 

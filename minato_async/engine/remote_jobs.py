@@ -184,6 +184,8 @@ class RemoteJob:
         epoch.observe(event.costs, event.tickets)
         if any(isinstance(sample, Rerun) for sample in event.samples):
             epoch.keep_together()
+        else:
+            epoch.packed(event.samples, event.packing, event.costs)
         epoch.leave_to_collate(epoch.settle(block, event.row, list(event.samples)))
 
 

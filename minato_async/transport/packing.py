@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import threading
 from collections.abc import Sequence
@@ -13,11 +14,16 @@ import torch
 
 from minato_async.transport.memory import Block, SharedMemory
 from minato_async.transport.own_blocks import OwnBlocks
+from minato_async.transport.views import cut, reduced, typed
 
 #: Bytes below which a tensor travels with the rest: a block costs as much as copying so many.
 SMALL = 2048
 #: Bytes from which the rest lies in shared memory, too: through a socket it is copied many times.
 _LONG = 1 << 16
+#: Bytes that are copied into new blocks in a second, about, and bytes that are pickled.
+_COPIED, _PICKLED = 1e9, 2e8
+#: Bytes that the pickler writes at once, at most, but for a value that is longer.
+_FRAME = 1 << 17
 
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if type(d) is torch.dtype}
 
@@ -135,56 +141,91 @@ def _array(block: Block, dtype: Any, shape: Sequence[int], order: Any) -> Any:
     return flat.view(dtype).reshape(shape, order=order)
 
 
+class TooDear(Exception):
+    """It would take longer than it may."""
+
+
+class _Budget:
+    """Seconds that packing may take. They are reckoned from the bytes and not read from a clock: a
+    worker that had to wait for the processor does not pack a sample otherwise than the others."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def take(self, copied: int, pickled: int = 0) -> None:
+        self._left -= copied / _COPIED + pickled / _PICKLED
+        if self._left < 0:
+            raise TooDear
+
+
+class _Stream(io.BytesIO):
+    """Where the pickle is written to, frame by frame."""
+
+    def __init__(self, budget: _Budget) -> None:
+        super().__init__()
+        self._budget = budget
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        pickled = min(size, _FRAME)
+        self._budget.take(size - pickled, pickled)
+        return super().write(data)
+
+
 class _Packer(pickle.Pickler):
     """Puts what is large and plain into the worker's own blocks. Everything else is pickled as
     ever: it arrives as it was, only slower."""
 
-    def __init__(self, file: io.BytesIO, own: OwnBlocks) -> None:
+    def __init__(self, file: io.BytesIO, own: OwnBlocks, budget: _Budget) -> None:
         super().__init__(file, protocol=5)
         self._own = own
+        self._budget = budget
         self.blocks: list[Block] = []
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        # Exact types: a subclass has more to it than its numbers.
-        if kind is torch.Tensor:
+        if kind is torch.Tensor and is_plain(value):
             return self._tensor(value)
-        if kind is np.ndarray:
+        if kind is np.ndarray:  # a subclass has more to it than its numbers
             return self._array(value)
+        if issubclass(kind, torch.Tensor):
+            return reduced(value)
         if kind is torch.UntypedStorage and value.device.type == "cpu":
             # torch's own way to pickle one is broken.
             return _untyped, (torch.empty(0, dtype=torch.uint8).set_(value),)
+        if kind is torch.storage.TypedStorage and value._untyped_storage.device.type == "cpu":
+            memory = value._untyped_storage
+            return typed, (torch.empty(0, dtype=torch.uint8).set_(memory), value.dtype)
         return NotImplemented
 
+    def _allocate(self, size: int) -> Block | None:
+        self._budget.take(size)
+        return self._own.allocate(size)
+
     def _tensor(self, tensor: torch.Tensor) -> Any:
-        if not is_plain(tensor):
-            return NotImplemented
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        size = tensor.numel() * tensor.itemsize
-        contiguous, stride = tensor.is_contiguous(), None
+        contiguous, layout, stride = tensor.is_contiguous(), None, None
         if not contiguous:
-            # Its layout, if it fills its memory: channels last, say, or transposed.
-            stride = torch.empty_like(tensor, device="meta").stride()
-        if size < SMALL:
-            if stride is not None:
-                tensor = torch.empty_strided(shape, stride, dtype=tensor.dtype).copy_(tensor)
-            flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) if size else None
-            data = b"" if flat is None else flat.numpy().tobytes()
-            return _small_tensor, (data, dtype, shape, stride)
-        block = self._own.export(tensor) if contiguous else None
-        if block is None:
-            block = self._own.allocate(size)
-            if block is None:
-                return NotImplemented
+            tensor, layout, stride = cut(tensor)
+        size = tensor.numel() * tensor.itemsize
+        shown = tensor.shape
+        block = self._own.export(tensor) if contiguous and size >= SMALL else None
+        if block is None and size >= SMALL and (block := self._allocate(size)) is not None:
             flat = torch.frombuffer(self._own.memory.view(block), dtype=tensor.dtype)
-            place = flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+            place = flat.view(shown) if layout is None else flat.as_strided(shown, layout)
             place.copy_(tensor)
-        self.blocks.append(block)
-        return _tensor, (block, dtype, shape, stride)
+        if block is not None:
+            self.blocks.append(block)
+            return _tensor, (block, dtype, shape, stride)
+        if layout is not None:
+            tensor = torch.empty_strided(shown, layout, dtype=tensor.dtype).copy_(tensor)
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        data = flat.view(torch.uint8).numpy().tobytes() if size else b""
+        return _small_tensor, (data, dtype, shape, stride)
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         large = array.nbytes >= SMALL and not array.dtype.hasobject
-        block = self._own.allocate(array.nbytes) if large else None
+        block = self._allocate(array.nbytes) if large else None
         if block is None:
             # What arrives can be written to, however large, as with torch. Later protocols keep
             # an array read-only, such as `np.frombuffer` makes.
@@ -196,10 +237,12 @@ class _Packer(pickle.Pickler):
         return _array, (block, array.dtype, array.shape, order)
 
 
-def pack(value: Any, own: OwnBlocks) -> Packed:
-    """`value`, ready to travel. Raises what pickling it raises."""
-    file = io.BytesIO()
-    packer = _Packer(file, own)
+def pack(value: Any, own: OwnBlocks, seconds: float = math.inf) -> Packed:
+    """`value`, ready to travel. Raises what pickling it raises, and `TooDear` as soon as it shows
+    that it would take longer than `seconds`."""
+    budget = _Budget(seconds)
+    file = _Stream(budget)
+    packer = _Packer(file, own, budget)
     try:
         # Without the mode that looks for random draws, through which every call would pass.
         with torch._C.DisableTorchFunction():
