@@ -153,7 +153,7 @@ def test_what_is_measured_is_loaded_from_bytecode(tmp_path: Path) -> None:
 
 
 #: What is measured on an ordinary Python; all else is measured without the GIL.
-WITH_GIL = ("P7",)
+WITH_GIL = ("P7", "views")
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 #: Seconds for all quick runs together, on a machine that may be busy.
 TIMEOUT = 600.0
