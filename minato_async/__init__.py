@@ -3,6 +3,7 @@
 from minato_async.checkpoint import SampleCancelled, checkpoint
 from minato_async.engine.scheduler import Reading, WorkerScheduler
 from minato_async.loader import MinatoLoader
+from minato_async.patching import Patch, patch
 from minato_async.per_worker import per_worker
 from minato_async.stats import Stats, StepCosts
 
@@ -12,11 +13,13 @@ __version__ = "0.1.0"
 __all__ = [
     "DataLoader",
     "MinatoLoader",
+    "Patch",
     "Reading",
     "SampleCancelled",
     "Stats",
     "StepCosts",
     "WorkerScheduler",
     "checkpoint",
+    "patch",
     "per_worker",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from minato_async.cli.demo.options import add_demo_parser
 from minato_async.cli.machine import package_version
+from minato_async.cli.run.options import add_run_parser
+from minato_async.cli.run.options import run as run_script
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -18,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"minato-async {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_demo_parser(commands)
+    add_run_parser(commands)
     return parser
 
 
@@ -29,9 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 all went well, 1 the command's work failed, 2 it could not start,
-        130 the user stopped it.
+        130 the user stopped it. A script that ``run`` ran exits by itself, if it does.
     """
     arguments = build_parser().parse_args(argv)
+    if arguments.run == run_script:
+        return run_script(arguments)  # What it raises is the script's, and for Python to show.
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:

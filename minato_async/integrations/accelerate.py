@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import accelerate
-from torch.utils.data import DataLoader
 
 from minato_async.loader import MinatoLoader
 from minato_async.order import choose_order
+from minato_async.patching import TorchLoader
 
 
 def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
@@ -77,7 +77,7 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
             "all. MinatoLoader(..., in_order=True) keeps the order.",
             stacklevel=2,
         )
-    if type(skipping) is DataLoader:
+    if type(skipping) is TorchLoader:
         skipping = later = _made_like(skipping, ours)
     else:
         later = _put_inside(skipping, ours)
@@ -124,7 +124,7 @@ class TrainerMixin:
 
     def _with_ours(self, prepared: Any, **forced: Any) -> Any:
         stock = getattr(prepared, "base_dataloader", prepared)
-        if type(stock) is not DataLoader:
+        if type(stock) is not TorchLoader:
             return prepared
         options = {"in_order": stock.in_order, **self.minato_options, **forced}
         # Only the options count: all that torch knows is taken over from its loader.
@@ -160,7 +160,7 @@ def _inside(loader: Any) -> MinatoLoader[Any] | None:
 
 def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
     stock = getattr(prepared, "base_dataloader", None)
-    if type(stock) is not DataLoader:
+    if type(stock) is not TorchLoader:
         raise NotImplementedError(
             f"Accelerate has made a {type(prepared).__name__} of the MinatoLoader, with "
             f"{type(stock).__name__} inside: there is no place to put it back"
@@ -170,7 +170,7 @@ def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
     return ours
 
 
-def _made_like(stock: DataLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
+def _made_like(stock: TorchLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
     """A copy of `loader` with the dataset, samplers and all else that `stock` was given.
 
     Copied rather than constructed: it may be of a subclass with a constructor of its own.

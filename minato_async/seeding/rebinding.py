@@ -11,15 +11,16 @@ from typing import Any
 Replacements = dict[int, tuple[Any, Any]]
 
 
-def rebind(replacements: Replacements) -> None:
-    """Replace objects wherever a module holds them under a name.
+def rebind(replacements: Replacements, but_not: str = "minato_async.seeding") -> None:
+    """Replace objects wherever a module holds them under a name, in all modules but the package
+    `but_not`, which must keep what was there.
 
     This is for ``from random import random``: a built-in method cannot be given new code.
     What is kept elsewhere, in an instance, a closure or a default argument, stays as it is.
     """
     for key, module in list(sys.modules.items()):
-        # Other objects may stand there too. Our own modules must keep what was there.
-        if not issubclass(type(module), ModuleType) or key.startswith("minato_async.seeding"):
+        # Other objects may stand there too.
+        if not issubclass(type(module), ModuleType) or f"{key}.".startswith(f"{but_not}."):
             continue
         # Not by `getattr`: a lazy module imports itself when it is asked for anything.
         names: dict[str, Any] = object.__getattribute__(module, "__dict__")

@@ -1,0 +1,1 @@
+"""``minato-async run``: an unmodified training script, with `MinatoLoader` for torch's loader."""
