@@ -234,13 +234,6 @@ class _StandInMeta(ABCMeta):
             return issubclass(subclass, TorchLoader)
         return super().__subclasscheck__(subclass)
 
-    def __subclasses__(cls) -> list[type]:
-        # Lightning looks here for all loader classes there are.
-        own: list[type] = super().__subclasses__()
-        if _stands_in(cls):
-            own += [c for c in type.__subclasses__(TorchLoader) if MinatoLoader not in c.__mro__]
-        return own
-
 
 def _stands_in(cls: type) -> bool:
     return "_made_for" in cls.__dict__

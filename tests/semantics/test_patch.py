@@ -231,7 +231,6 @@ def test_isinstance_and_issubclass_answer_as_with_torchs_class() -> None:
             assert isinstance(loader, Late) == (loader is late)
             assert issubclass(type(loader), Late) == (loader is late)
         assert not isinstance(range(4), patch.loader)
-        assert {Early, Late} <= set(patch.loader.__subclasses__())
     assert isinstance(late, torchs_class())
 
 
