@@ -217,17 +217,13 @@ def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 class _StandInMeta(ABCMeta):
     """Makes `isinstance` and `issubclass` answer as with torch's class, in whose place ours stands.
 
-    Classes that are derived from ours have it too, and are not concerned. An `ABCMeta`, because it
-    must not be in the way of `class MyLoader(DataLoader, ABC)`.
+    Classes that are derived from ours have it too, and are not concerned. An `ABCMeta`, whose
+    `isinstance` asks `__subclasscheck__`, and which is not in the way of
+    `class MyLoader(DataLoader, ABC)`.
     """
 
     #: Of the class that stands for torch's alone: its name in pickles, and the defaults.
     _made_for: tuple[str, dict[str, Any]]
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        if _stands_in(cls):
-            return isinstance(instance, TorchLoader)
-        return super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if _stands_in(cls):

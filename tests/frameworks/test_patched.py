@@ -1,4 +1,4 @@
-"""Real libraries under `minato_async.patch()`: their loaders are ours, and their batches torch's."""
+"""Real libraries under `minato_async.patch()`: our loaders, and torch's batches."""
 
 from __future__ import annotations
 
