@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -161,11 +162,18 @@ def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
 def _chosen_executor(loader: MinatoLoader[Any]) -> str:
     if loader.executor not in EXECUTORS:
         raise ValueError(f"executor must be one of {EXECUTORS}, got {loader.executor!r}")
+    starts = starts_processes(loader.multiprocessing_context)
     if loader.executor == "auto":
-        return "process" if PROCESSES_BY_DEFAULT and can_fork() and gil_is_on() else "thread"
+        by_default = PROCESSES_BY_DEFAULT and can_fork() and starts
+        return "process" if by_default and gil_is_on() else "thread"
     if loader.executor == "process" and not can_fork():
         raise NotImplementedError(
             'executor="process" is built for Linux so far: use executor="thread"'
+        )
+    if loader.executor == "process" and not starts:
+        raise ValueError(
+            f"multiprocessing_context={loader.multiprocessing_context!r} starts threads and not "
+            'processes: use executor="thread" or leave it out, or give another context'
         )
     return loader.executor
 
@@ -173,6 +181,16 @@ def _chosen_executor(loader: MinatoLoader[Any]) -> str:
 def can_fork() -> bool:
     """Whether worker processes are built for this platform."""
     return sys.platform == "linux"
+
+
+def starts_processes(context: Any) -> bool:
+    """Whether a loader's `multiprocessing_context` starts processes. Those of some libraries start
+    threads, which torch's loader then takes for its workers."""
+    if context is None:
+        return True
+    start = getattr(context, "Process", None)
+    # Of another callable it shows when it has made one.
+    return issubclass(start, BaseProcess) if isinstance(start, type) else callable(start)
 
 
 def start_method(context: Any) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minato_async.executors.channel import close_parents_end, parents_end
@@ -31,15 +33,22 @@ from minato_async.executors.nursery import (
 def start_nursery(context: Any, prepare: Callable[[], WorkerMain]) -> Nursery:
     """A nursery started by `context`, of `multiprocessing`; `prepare` goes there, pickled, and runs
     before it has workers. Raises RuntimeError if the main module is being imported for such a
-    process, or if the fork server has ended.
+    process, or if the fork server has ended; TypeError if `context` makes no processes.
     """
     ours, theirs = new_ends()
     # Another thread may fork meanwhile.
     parents_end(theirs)
     handled = handled_signals()
     process = context.Process(
-        target=_arrive, args=(theirs, prepare, handled), name="minato-nursery", daemon=True
+        target=_arrive,
+        args=(theirs, prepare, handled, os.getpid()),
+        name="minato-nursery",
+        daemon=True,
     )
+    if not isinstance(process, BaseProcess):
+        close_parents_end(ours)
+        close_parents_end(theirs)
+        raise TypeError(f"multiprocessing_context has made {process!r}, {NO_PROCESS}")
     nursery = Nursery(ours, _Started(process), ready=False)
     try:
         with _held(handled, context):
@@ -64,6 +73,10 @@ GUARD = (
     "rest under `if __name__ == \"__main__\":`. Or use multiprocessing_context='fork', or "
     "executor='thread'"
 )
+
+
+#: What helps where a context does not start processes.
+NO_PROCESS = "which is no process: use executor='thread', or another context"
 
 
 @contextlib.contextmanager
@@ -105,8 +118,13 @@ class _Started:
             process.close()
 
 
-def _arrive(end: socket.socket, prepare: Callable[[], WorkerMain], handled: list[int]) -> None:
+def _arrive(
+    end: socket.socket, prepare: Callable[[], WorkerMain], handled: list[int], parent: int
+) -> None:
     """What the new process runs."""
+    if os.getpid() == parent:
+        # To go on would be to take over, and in the end to exit, the user's own program.
+        raise RuntimeError(f"multiprocessing_context has started what runs here, {NO_PROCESS}")
     # Programs that the dataset starts are not to have it.
     end.set_inheritable(False)
     # Datasets may start processes: `multiprocessing` forbids it to daemons.

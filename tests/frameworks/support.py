@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -9,12 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from tests.threads import wait_for_new_threads
 
@@ -127,6 +129,20 @@ class Stream(IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Any:
         return (torch.full((2,), float(i)) for i in range(self.length))
+
+
+@contextlib.contextmanager
+def made_on(base: Any, *classes: Any) -> Iterator[None]:
+    """Within this, `classes` that a framework has made on torch's loader are made on `base`: as if
+    torch's name had stood for it when the framework was imported."""
+    before = [made.__bases__ for made in classes]
+    for made in classes:
+        made.__bases__ = tuple(base if cls is DataLoader else cls for cls in made.__bases__)
+    try:
+        yield
+    finally:
+        for made, bases in zip(classes, before, strict=True):
+            made.__bases__ = bases
 
 
 def our_workers() -> set[int]:
