@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
@@ -31,6 +30,7 @@ from minato_async.order import choose_order
 from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.remote import RemoteLoading
+from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
 from minato_async.workers import DatasetCopy
 
@@ -50,11 +50,9 @@ class ShardedIterator(EngineIterator):
     #: With which data pipes shuffle.
     _pipe_seed: int | None = None
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
-        #: The shards are read in other processes.
-        self._elsewhere = False
-        self._homes: dict[int, Worker] = {}
-        super().__init__(loader)
+    #: The shards are read in other processes.
+    _elsewhere = False
+    _homes: dict[int, Worker]
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
         if first:
@@ -114,7 +112,7 @@ class ShardedIterator(EngineIterator):
     def _open(self, loader: MinatoLoader[Any]) -> None:
         count = 1 if loader.iterable_mode == "shared" else loader.num_workers
         self._pipes = settings_for(loader, count)
-        self._elsewhere = self._options.executor == "process"
+        self._elsewhere, self._homes = self._options.executor == "process", {}
         self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
         self._start(loader)
         self._copies: list[DatasetCopy] = []
@@ -136,7 +134,7 @@ class ShardedIterator(EngineIterator):
             self._pipes.draw_seed(loader)
 
     def _receive(self, batch: Batch) -> Any:
-        self._length.count(stacklevel=4)
+        self._length.count()
         return super()._receive(batch)
 
 
@@ -145,12 +143,22 @@ class SerialIterableIterator(SerialIterator):
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
-        pipes = settings_for(loader, 1)
-        if pipes is not None:
-            seed_pipe(loader.dataset, pipes.draw_seed(loader))
+        self._pipes = settings_for(loader, 1)
+        self._seed_pipe(loader)
         self._start(loader)
-        if pipes is not None:
-            pipes.sharding.shard(loader.dataset, 0)
+        if self._pipes is not None:
+            self._pipes.sharding.shard(loader.dataset, 0)
+        self._begin(loader)
+
+    def _seed_pipe(self, loader: MinatoLoader[Any]) -> None:
+        if self._pipes is not None:
+            seed_pipe(loader.dataset, self._pipes.draw_seed(loader))
+
+    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+        self._seed_pipe(loader)
+        super()._reset(loader, first_iter)
+
+    def _begin(self, loader: MinatoLoader[Any]) -> None:
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         self._recipe = make_shard_recipe(loader, seeds)
@@ -166,7 +174,7 @@ class SerialIterableIterator(SerialIterator):
     def _next(self) -> Any:
         with thread_streams(self._isolated) as streams:
             batch = self._load(streams)
-        self._length.count(stacklevel=4)
+        self._length.count()
         return batch
 
     def _load(self, streams: Streams) -> Any:
@@ -260,7 +268,7 @@ class ReportedLength:
         self._has_workers = loader.num_workers > 0
         self._yielded = 0
 
-    def count(self, stacklevel: int) -> None:
+    def count(self) -> None:
         """One more is about to be returned."""
         self._yielded += 1
         if self._reported is None or self._yielded <= self._reported:
@@ -276,4 +284,4 @@ class ReportedLength:
                 "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
                 "for examples."
             )
-        warnings.warn(message, stacklevel=stacklevel)
+        warn_user(message)

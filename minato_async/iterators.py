@@ -6,11 +6,12 @@ import contextlib
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.autograd import profiler
 
 from minato_async import process_wide
 from minato_async.dataset import Bound, MapRecipe
@@ -33,8 +34,10 @@ from minato_async.process_samples import SampleRunner
 from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.remote import RemoteLoading
 from minato_async.repeats import RepeatCounter, may_repeat
+from minato_async.samplers import samples_in_batch, samples_in_epoch
 from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked
+from minato_async.worker_handles import WorkerHandle
 from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
@@ -48,18 +51,30 @@ _SKIPPED = object()
 class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
     """One pass over a loader, through `next()` or `await anext()`.
 
-    The sampler advances only in here, in the thread of the consumer.
+    The sampler advances only in here, in the thread of the consumer. What libraries look for in
+    torch's iterators has torch's names, and torch's meaning.
     """
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         self._index_sampler = loader._index_sampler
+        self._dataset_kind = loader._dataset_kind
+        self._num_workers = loader.num_workers
+        self._persistent_workers = loader.persistent_workers
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
     def _start(self, loader: MinatoLoader[Any]) -> None:
         """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
         numbers that the user's code draws afterwards must be those it would get with torch."""
-        self._sampler = iter(self._index_sampler)
+        self._sampler_iter = iter(self._index_sampler)
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed = int(drawn.item())
+
+    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+        """Begin another epoch, whatever is left of this one. `loader` calls it where workers
+        persist, through whatever a library has put around this iterator."""
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        loader._latest = weakref.ref(self)
 
     def _make_recipe(self, loader: MinatoLoader[Any]) -> MapRecipe:
         setup = WorkerSetup(
@@ -78,6 +93,38 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
 
     def __iter__(self) -> LoaderIterator:
         return self
+
+    def __next__(self) -> Any:
+        try:
+            # Asked first, for a range costs some microseconds, whether anybody records it or not.
+            if not profiler._is_profiler_enabled:
+                return self._next_data()
+            with profiler.record_function(self._profile_name):
+                return self._next_data()
+        finally:
+            # The user may keep an exception. Its traceback must not keep the iterator, and with it
+            # the workers: here, and wherever `self` is deleted in the following.
+            del self
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        if not profiler._is_profiler_enabled:
+            return self._next_data_async()
+        return self._profiled_anext()
+
+    async def _profiled_anext(self) -> Any:
+        try:
+            with profiler.record_function(self._profile_name):
+                return await self._next_data_async()
+        finally:
+            del self
+
+    @abstractmethod
+    def _next_data(self) -> Any:
+        """The next batch. Raises StopIteration at the end."""
+
+    @abstractmethod
+    async def _next_data_async(self) -> Any:
+        """As `_next_data`, for a coroutine. Raises StopAsyncIteration at the end."""
 
     def __aiter__(self) -> LoaderIterator:
         return self
@@ -102,15 +149,29 @@ class SerialIterator(LoaderIterator):
     """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""
 
     _closed = False
+    _num_yielded = 0
 
-    def __next__(self) -> Any:
+    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._closed, self._num_yielded = False, 0
+        # As with torch, later epochs draw no base seed.
+        self._sampler_iter = iter(self._index_sampler)
+        self._begin(loader)
+
+    @abstractmethod
+    def _begin(self, loader: MinatoLoader[Any]) -> None:
+        """Begin an epoch, for which the sampler has been asked already."""
+
+    def _next_data(self) -> Any:
         if self._closed:
             raise StopIteration
-        return self._next()
+        batch = self._next()
+        self._num_yielded += 1
+        return batch
 
-    async def __anext__(self) -> Any:
+    async def _next_data_async(self) -> Any:
         try:
-            return next(self)
+            return self._next_data()
         except StopIteration:
             raise StopAsyncIteration from None
 
@@ -128,6 +189,9 @@ class SerialMapIterator(SerialIterator):
     def __init__(self, loader: MinatoLoader[Any]) -> None:
         super().__init__(loader)
         self._start(loader)
+        self._begin(loader)
+
+    def _begin(self, loader: MinatoLoader[Any]) -> None:
         self._recipe = self._make_recipe(loader)
         # The consumer's own random state is used, as with torch, unless a seed was given.
         self._isolated = type(loader.seed) is int
@@ -136,7 +200,7 @@ class SerialMapIterator(SerialIterator):
 
     def _next(self) -> Any:
         while True:
-            drawn = next(self._sampler)
+            drawn = next(self._sampler_iter)
             indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
             with thread_streams(self._isolated) as streams:
                 bound = self._recipe.bind_here(streams)
@@ -204,19 +268,32 @@ class EngineIterator(LoaderIterator):
     _epoch: Loading
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
+        super().__init__(loader)
+        self._begin(loader)
+
+    def _begin(self, loader: MinatoLoader[Any]) -> None:
+        """Begin an epoch, with new workers."""
         self._options = check_options(loader)
         warn_if_on(self._options.executor)
-        super().__init__(loader)
         #: What there is to know of the other processes, if it is they who load.
         self._remote: RemoteLoading | None = None
         self._persistent = loader.persistent_workers
         self._loader = weakref.ref(loader)
         self._start_epoch(loader, first=True)
 
-    def restart(self, loader: MinatoLoader[Any]) -> None:
-        """Begin the next epoch with the same workers, whatever is left of this one."""
-        warn_if_on(self._options.executor)
-        self._start_epoch(loader, first=False)
+    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        if self._can_restart(loader):
+            warn_if_on(self._options.executor)
+            self._start_epoch(loader, first=False)
+        else:
+            self._engine.close_soon()
+            self._begin(loader)
+
+    def _can_restart(self, loader: MinatoLoader[Any]) -> bool:
+        """Whether the next epoch can be loaded by the same workers. Not by threads, where the GIL
+        was turned on since."""
+        return self._engine.usable and check_options(loader).executor == self._options.executor
 
     @abstractmethod
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
@@ -252,7 +329,7 @@ class EngineIterator(LoaderIterator):
 
     # Consumers
 
-    def __next__(self) -> Any:
+    def _next_data(self) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
         engine.check_process()
@@ -270,12 +347,10 @@ class EngineIterator(LoaderIterator):
         self._draw()
         if batch.failure is None:
             return self._receive(batch)
-        # The user may keep the exception. Its traceback must not keep the iterator, and with it
-        # the workers: here, and wherever `self` is deleted in the following.
         del self, epoch, engine
         raise_failure(batch)
 
-    async def __anext__(self) -> Any:
+    async def _next_data_async(self) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
         engine.check_process()
@@ -308,10 +383,15 @@ class EngineIterator(LoaderIterator):
         stats = self._engine.stats(self._epoch)
         return stats if self._remote is None else self._remote.received(stats)
 
-    def can_restart(self, loader: MinatoLoader[Any]) -> bool:
-        """Whether the next epoch can be loaded by the same workers. Not by threads, where the GIL
-        was turned on since."""
-        return self._engine.usable and check_options(loader).executor == self._options.executor
+    @property
+    def _workers(self) -> list[WorkerHandle]:
+        """One handle for each of `num_workers`."""
+        return [WorkerHandle(self._engine, number) for number in range(self._num_workers)]
+
+    @property
+    def _num_yielded(self) -> int:
+        """Batches of this epoch so far; a failed one counts."""
+        return self._engine.stats(self._epoch).delivered
 
     def close(self) -> None:
         self._engine.close()
@@ -327,20 +407,21 @@ class MapIterator(EngineIterator):
 
     _epoch: MapEpoch
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: MinatoLoader[Any]) -> None:
         # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
+        # In a forked child it may be one that nobody will release: there is another then.
         self._drawing = threading.Lock()
         self._drawn_all = False
         #: For the last batch that was taken, what had to be drawn was: Ctrl-C did not prevent it.
         self._drawn = False
-        super().__init__(loader)
+        super()._begin(loader)
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
         if first:
             self._start(loader)
         # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
         # asked here although `_start` has asked it, and later epochs draw no base seed.
-        self._sampler = iter(self._index_sampler)
+        self._sampler_iter = iter(self._index_sampler)
         recipe = self._make_recipe(loader)
         self._batch_is_ticket = recipe.batch_is_ticket
         counts = self._options.isolated and may_repeat(loader)
@@ -370,11 +451,9 @@ class MapIterator(EngineIterator):
 
     def _threshold(self, loader: MinatoLoader[Any]) -> Threshold:
         options = self._options
-        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
-        warmup = options.warmup_batches * batch_size
-        # Of a sampler without a length nobody knows what a tenth is.
-        with contextlib.suppress(TypeError, NotImplementedError):
-            warmup = min(warmup, len(self._index_sampler) * batch_size // 10)
+        warmup = options.warmup_batches * samples_in_batch(loader)
+        if (length := samples_in_epoch(loader)) is not None:
+            warmup = min(warmup, length // 10)
         return Threshold(options.threshold_percentile, warmup, options.timeout_threshold)
 
     def _draw(self) -> None:
@@ -385,7 +464,7 @@ class MapIterator(EngineIterator):
             while not self._drawn_all and self._wants_more(epoch):
                 draws = True
                 try:
-                    indices, unit = self._tickets(next(self._sampler))
+                    indices, unit = self._tickets(next(self._sampler_iter))
                 except StopIteration:
                     self._drawn_all = True
                     self._engine.end_draw(epoch)

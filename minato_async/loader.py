@@ -90,7 +90,8 @@ class MinatoLoader(DataLoader[T_co]):
         executor: what loads. "thread"; "process": worker processes; "auto": processes where the
             GIL is on, on Linux, else threads. Asked anew for every epoch.
         multiprocessing_context: a start method of `multiprocessing`, or a context of it, for
-            processes; None: that of `multiprocessing.set_start_method`, or the platform's. With
+            processes; None: that of `multiprocessing.set_start_method`, or the platform's. One
+            whose `Process` is a thread, such as MONAI's, means threads. With
             another than "fork" the dataset, `collate_fn`, `worker_init_fn`, `transforms` and
             `on_error` are pickled at `iter()`, which raises what that raises.
 
@@ -183,11 +184,11 @@ class MinatoLoader(DataLoader[T_co]):
         if self.num_workers == 0 or not self.persistent_workers:
             return self._get_iterator()
         iterator: Any = self._iterator
-        if iterator is not None and iterator.can_restart(self):
-            iterator.restart(self)
-            self._latest = weakref.ref(iterator)
-        else:
+        if iterator is None:
             self._iterator = iterator = self._get_iterator()  # type: ignore[assignment]
+        else:
+            # By torch's name: it may be a wrapper that a subclass has put around ours.
+            iterator._reset(self)
         return cast(LoaderIterator, iterator)
 
     def _get_iterator(self) -> LoaderIterator:  # type: ignore[override]
@@ -223,7 +224,8 @@ class MinatoLoader(DataLoader[T_co]):
             self._last_stats = iterator.stats
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_last_stats": Stats()}
+        # A copy has no workers yet: those of this one stay where they are.
+        return {**self.__dict__, "_iterator": None, "_latest": None, "_last_stats": Stats()}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch warns, of more workers than CPUs that this process may use.

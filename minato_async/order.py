@@ -21,17 +21,19 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     stays together.
     """
     keep = in_order if in_order is not None else not _order_is_random(loader)
-    if not keep and _is_recorded(loader.batch_sampler):
+    batch_sampler: Any = loader.batch_sampler
+    if not keep and _is_recorded(batch_sampler):
         warn_user(
             "in_order=False is ignored while Lightning predicts: it takes the n-th batch for the "
             "n-th that the sampler drew, so predictions would get the wrong labels"
         )
         keep = True
-    plain = type(loader.batch_sampler) is BatchSampler
+    plain = type(batch_sampler) is BatchSampler
     return Order(
         as_drawn=keep or not plain,
         by_position=keep,
-        drop_last=_drops_last(loader),
+        # Those of another batch sampler are as drawn: which of them it drops is its own affair.
+        drop_last=plain and bool(batch_sampler.drop_last),
         max_displacement=getattr(loader, "max_displacement", None),
     )
 
@@ -55,7 +57,3 @@ def _is_recorded(batch_sampler: Any) -> bool:
     """Whether it is Lightning's, which notes what it draws. Known by its name: to import Lightning
     here takes seconds, and to look for the notes is too early, there are none before it draws."""
     return any(cls.__name__ == "_IndexBatchSamplerWrapper" for cls in type(batch_sampler).__mro__)
-
-
-def _drops_last(loader: DataLoader[Any]) -> bool:
-    return bool(getattr(loader.batch_sampler, "drop_last", False))

@@ -188,6 +188,14 @@ class Engine:
         self.close_soon()
         self.join(CLOSE_GRACE)
 
+    def terminate(self) -> None:
+        """Ask for the end in the middle of an epoch: consumers get an error, and not an epoch that
+        is short without a word. Takes no lock: finalizers may call it."""
+        self._broken = self._broken or RuntimeError(
+            "the program has terminated its workers: call iter() on the loader again"
+        )
+        self.close_soon()
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for every thread to end; True if all have."""
         return self._loop.join(timeout)
@@ -202,6 +210,10 @@ class Engine:
     @property
     def executor(self) -> Executor:
         return self._executor
+
+    def process_id(self, number: int) -> int | None:
+        """The process that worker `number` has to itself, if it has one."""
+        return self._executor.process_id(number)
 
     # Epochs, for the consumer
 

@@ -154,6 +154,10 @@ class Executor(Protocol):
         """What is still to come up before all workers are there, in a few words; "" if nothing.
         Any thread."""
 
+    def process_id(self, number: int) -> int | None:
+        """The process that worker `number` has to itself; None: there is none, or not yet. Any
+        thread."""
+
     def resize(self, size: int) -> None:
         """Start workers, or let surplus ones end after their current job. Any thread."""
 
@@ -178,6 +182,9 @@ class NoWorkers:
 
     size = 0
     starting = ""
+
+    def process_id(self, number: int) -> int | None:
+        return None
 
     def resize(self, size: int) -> None:
         """No worker starts any more."""

@@ -144,9 +144,17 @@ class ProcessExecutor:
                 "the start of the process that workers are forked from, which imports the main "
                 "module and that of the dataset"
             )
-        # A copy, made in one piece under the dictionary's own lock: the loop changes it meanwhile.
-        workers = list(self._workers.values())
-        return ", ".join(f"the start of {worker.name}" for worker in workers if not worker.there)
+        not_there = (worker.name for worker in self._snapshot() if not worker.there)
+        return ", ".join(f"the start of {name}" for name in not_there)
+
+    def process_id(self, number: int) -> int | None:
+        pids = (worker.pid for worker in self._snapshot() if worker.number == number)
+        return next(pids, 0) or None
+
+    def _snapshot(self) -> list[ProcessWorker]:
+        """The workers, for any thread: copied in one piece under the dictionary's own lock, for
+        the loop changes it meanwhile."""
+        return list(self._workers.values())
 
     # Workers
 

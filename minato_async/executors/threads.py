@@ -60,6 +60,9 @@ class ThreadExecutor:
     #: A thread is there at once.
     starting = ""
 
+    def process_id(self, number: int) -> int | None:
+        return None
+
     @property
     def size(self) -> int:
         with self._lock:

@@ -477,7 +477,7 @@ def test_an_epoch_that_begins_when_another_thread_has_just_closed_is_at_its_end(
     iterator.close()
     all_ours_end()
     # What `iter()` does after it has found the iterator fit for another epoch.
-    iterator.restart(loader)
+    iterator._start_epoch(loader, first=False)
     with pytest.raises(StopIteration):
         next(iterator)
 

@@ -16,8 +16,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
+from minato_async.stats import Stats
 from tests.lifetime.support import our_threads
-from tests.loaders import PARALLEL, SERIAL, TORCH, LoaderKind
+from tests.loaders import PARALLEL, PROCESSES, SERIAL, TORCH, WORKERS, LoaderKind
 
 from .support import lists
 
@@ -134,14 +135,44 @@ class TestCopies:
         with pytest.raises(ValueError, match="batch_size attribute should not be set"):
             copied.batch_size = 3
 
-    def test_of_persistent_workers_at_work(self, base: Any, how: str) -> None:
-        loader = base(list(range(7)), 2, num_workers=2, persistent_workers=True)
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_torchs_loader_is_not_copied_with_workers_at_work(how: str) -> None:
+    loader: Any = DataLoader(list(range(7)), 2, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        COPIES[how](loader)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("kind", [WORKERS, PROCESSES], ids=lambda kind: kind.name)
+class TestCopiesWithWorkersAtWork:
+    """Ours have the settings of the one that is copied, and workers of their own."""
+
+    @pytest.mark.parametrize("taken", [1, 4, 5])
+    def test_of_persistent_workers(self, taken: int, kind: LoaderKind, how: str) -> None:
+        loader: Any = kind(list(range(7)), 2, persistent_workers=True, seed=3, prefetch_factor=3)
+        iterator = iter(loader)
+        assert lists(itertools.islice(iterator, taken)) == IN_FOUR[:taken]
+        copied = COPIES[how](loader)
+        assert vars(copied).keys() == vars(loader).keys()
+        assert copied.stats == Stats()
+        for name in ("batch_size", "num_workers", "persistent_workers", "seed", "prefetch_factor"):
+            assert getattr(copied, name) == getattr(loader, name)
+        assert lists(copied) == IN_FOUR
+        assert lists(iterator) == IN_FOUR[taken:]
+        for each in (loader, copied):
+            assert lists(each) == IN_FOUR
+        assert iter(copied) is not iter(loader)
+        assert iter(loader) is iterator
+
+    def test_goes_on_when_the_one_that_was_copied_is_gone(self, kind: LoaderKind, how: str) -> None:
+        loader = kind(list(range(7)), 2, persistent_workers=True)
         next(iter(loader))
-        if how == "copy":
-            assert lists(COPIES[how](loader)) == IN_FOUR
-        else:
-            with pytest.raises(NotImplementedError, match="cannot be pickled"):
-                COPIES[how](loader)
+        copied = COPIES[how](loader)
+        next(iter(copied))
+        del loader
+        assert [lists(copied) for _ in range(2)] == [IN_FOUR] * 2
 
 
 def test_what_is_asked_of_the_class() -> None:
