@@ -20,6 +20,7 @@ from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import name_transform
 from minato_async.executors.base import Worker
 from minato_async.options import Options
+from minato_async.own_method import collate_fn_for_workers
 from minato_async.randomness import EpochSeeds
 from minato_async.workers import WorkerSetup, current_state
 
@@ -48,7 +49,7 @@ class MapRecipe:
     def __init__(
         self, loader: DataLoader[Any], options: Options, setup: WorkerSetup, seeds: EpochSeeds
     ) -> None:
-        dataset, collate_fn = loader.dataset, loader.collate_fn
+        dataset, collate_fn = loader.dataset, collate_fn_for_workers(loader)
         #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
         #: the dataset fetches batches itself.
         self.batch_is_ticket = not loader._auto_collation

@@ -27,6 +27,7 @@ from minato_async.executors.base import Worker
 from minato_async.iterators import EngineIterator, SerialIterator
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.own_method import collate_fn_for_workers
 from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.remote import RemoteLoading
@@ -238,7 +239,9 @@ def _collation(
 ) -> Callable[[list[Any]], Any]:
     # Something that can be pickled: workers may be started afresh.
     return partial(
-        _collate_one if loader.batch_size is None else _collate, loader.collate_fn, finish
+        _collate_one if loader.batch_size is None else _collate,
+        collate_fn_for_workers(loader),
+        finish,
     )
 
 

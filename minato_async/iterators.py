@@ -30,6 +30,7 @@ from minato_async.gil_watch import warn_if_on
 from minato_async.openmp import find_libraries
 from minato_async.options import check_options
 from minato_async.order import choose_order
+from minato_async.own_method import collates_itself
 from minato_async.process_samples import SampleRunner
 from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.remote import RemoteLoading
@@ -56,6 +57,7 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
     """
 
     def __init__(self, loader: MinatoLoader[Any]) -> None:
+        self._kept_loader = loader if collates_itself(loader) else None
         self._index_sampler = loader._index_sampler
         self._dataset_kind = loader._dataset_kind
         self._num_workers = loader.num_workers

@@ -115,6 +115,13 @@ def eventually(what: Callable[[], bool]) -> bool:
     return any(what() or pause.wait(0.001) for _ in range(round(PATIENCE / 0.001)))
 
 
+def eventually_collected(what: Callable[[], bool]) -> bool:
+    """As `eventually`, for what the collector brings about: a thread that is at work may keep for
+    a moment what is garbage after it."""
+    pause = threading.Event()
+    return any((gc.collect() >= 0 and what()) or pause.wait(0.05) for _ in range(200))
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +17,14 @@ from torch.autograd import profiler
 from torch.utils.data import IterableDataset
 
 from minato_async import MinatoLoader
-from tests.lifetime.support import all_ours_end, child_processes, eventually, our_threads
+from minato_async.own_method import collate_fn_for_workers
+from tests.lifetime.support import (
+    all_ours_end,
+    child_processes,
+    eventually,
+    eventually_collected,
+    our_threads,
+)
 from tests.loaders import PROCESSES, SERIAL, TORCH, TORCH_WORKERS, WORKERS, LoaderKind
 
 from .support import PATIENCE, Holding, InThread, iterating, lists
@@ -156,6 +165,57 @@ class TestReset:
         first, second = epochs(reset)
         assert [first, second] == epochs(lambda loader, _: iter(loader))
         assert first != second
+
+
+class TestLoaderThatCollates:
+    """As PyG's loaders: `collate_fn` is a method of the loader itself."""
+
+    def loader(self, kind: LoaderKind, data: Any, **options: Any) -> Any:
+        class Collates(kind.cls):  # type: ignore[misc, name-defined]
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, collate_fn=self.added, **options)
+
+            def added(self, samples: list[int]) -> torch.Tensor:
+                return torch.tensor(samples) + 100
+
+        own: dict[str, Any] = {"num_workers": kind.num_workers, "in_order": True}
+        if kind.is_ours:
+            own["executor"] = kind.executor
+        return Collates(data, 2, **(own | options))
+
+    @each(TORCH, SERIAL, *WITH_WORKERS)
+    @pytest.mark.parametrize("data", [EIGHT, Stream()], ids=["map", "iterable"])
+    def test_iterator_goes_on_without_the_loaders_name(self, data: Any, kind: LoaderKind) -> None:
+        iterator = iter(self.loader(kind, data))
+        gc.collect()
+        assert lists(iterator) == PLUS_100
+
+    @each(*OURS_WITH_WORKERS)
+    @pytest.mark.parametrize("data", [EIGHT, Stream()], ids=["map", "iterable"])
+    def test_workers_end_with_the_loader(self, data: Any, kind: LoaderKind) -> None:
+        for taken in (1, 5):
+            loader = self.loader(kind, data, persistent_workers=True)
+            assert lists(itertools.islice(loader, taken)) == PLUS_100[:taken]
+            assert our_threads()
+            del loader
+            assert eventually_collected(lambda: not our_threads())
+
+    def test_it_can_be_pickled_for_another_process(self) -> None:
+        loader = AddsItsSize(EIGHT, 2)
+        loader.collate_fn = loader.plus_size
+        for_workers = collate_fn_for_workers(loader)
+        copied = pickle.loads(pickle.dumps(for_workers))
+        assert copied([1, 2]) == for_workers([1, 2]) == [3, 4]
+        del loader
+        gc.collect()
+        with pytest.raises(RuntimeError, match="loader is gone"):
+            for_workers([1, 2])
+
+
+class AddsItsSize(MinatoLoader[Any]):
+    def plus_size(self, samples: list[int]) -> list[int]:
+        assert self.batch_size is not None
+        return [sample + self.batch_size for sample in samples]
 
 
 def with_noise(samples: list[int]) -> torch.Tensor:
