@@ -310,7 +310,9 @@ class EngineIterator(LoaderIterator):
             setup = partial(_worker_thread, isolated=options.isolated)
             executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
-        return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
+        loader = self._loader()
+        given = None if loader is None else loader._given_advice
+        return Engine(executor, scheduler, options.max_workers, options.sample_timeout, given)
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""

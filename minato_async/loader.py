@@ -48,9 +48,10 @@ class MinatoLoader(DataLoader[T_co]):
         prefetch_factor: batches drawn ahead, for each worker (default 2).
         persistent_workers: keep the workers from one epoch to the next.
         in_order: True: batches are those that the sampler drew, in its order. False: ready
-            samples come first, so that a slow one holds up nobody. None: as False where the
-            order is random anyway and reproducibility was not asked for, by a `generator`, a
-            `seed` or `torch.use_deterministic_algorithms`; as True everywhere else.
+            samples come first, so that a slow one holds up nobody; a short last batch comes last.
+            None: as False where the order is random anyway and reproducibility was not asked for,
+            by `torch.manual_seed`, a `generator`, a `seed` or
+            `torch.use_deterministic_algorithms`; as True everywhere else.
         max_queue_size: samples that may be claimed by workers and not yet delivered, at least
             one batch; None: `prefetch_factor` * `num_workers` batches.
         iterable_mode: for an iterable dataset. "sharded": each shard has its own iterator, as
@@ -171,6 +172,8 @@ class MinatoLoader(DataLoader[T_co]):
         self._epochs = 0
         self._latest: weakref.ref[LoaderIterator] | None = None
         self._last_stats = Stats()
+        #: What its iterators have told the user already.
+        self._given_advice: set[str] = set()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams()
 
@@ -225,7 +228,8 @@ class MinatoLoader(DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no workers yet: those of this one stay where they are.
-        return {**self.__dict__, "_iterator": None, "_latest": None, "_last_stats": Stats()}
+        own = {"_iterator": None, "_latest": None, "_last_stats": Stats(), "_given_advice": set()}
+        return {**self.__dict__, **own}
 
     def check_worker_number_rationality(self) -> None:
         """Warn, where torch warns, of more workers than CPUs that this process may use.

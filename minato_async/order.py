@@ -16,11 +16,15 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     """The order of `loader`'s epochs, for the value that its user gave to `in_order`.
 
     None reorders only where the order is random anyway and the user did not ask for
-    reproducibility, which a `seed` does too. Samples change places only between batches that
-    torch's own `BatchSampler` cut out of a sequence: what another batch sampler put together
-    stays together.
+    reproducibility. Samples change places only between batches that torch's own `BatchSampler`
+    cut out of a sequence: what another batch sampler put together stays together.
     """
-    keep = in_order if in_order is not None else not _order_is_random(loader)
+    optional = False
+    if in_order is not None:
+        keep = in_order
+    else:
+        optional = _order_is_random(loader)
+        keep = not optional or _wants_the_run_again(loader)
     batch_sampler: Any = loader.batch_sampler
     if not keep and _is_recorded(batch_sampler):
         warn_user(
@@ -35,22 +39,43 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
         # Those of another batch sampler are as drawn: which of them it drops is its own affair.
         drop_last=plain and bool(batch_sampler.drop_last),
         max_displacement=getattr(loader, "max_displacement", None),
+        optional=optional and keep,
     )
 
 
 def _order_is_random(loader: DataLoader[Any]) -> bool:
     batch_sampler = loader.batch_sampler
-    if loader.generator is not None or torch.are_deterministic_algorithms_enabled():
-        return False
-    if type(getattr(loader, "seed", None)) is int:
-        return False
     if type(batch_sampler) is not BatchSampler:
         return False
     # Exact types: a subclass may have an order that means something.
     sampler: Any = batch_sampler.sampler
     if type(sampler) is RandomSampler:
-        return sampler.generator is None
+        return True
     return type(sampler) is DistributedSampler and sampler.shuffle
+
+
+def _wants_the_run_again(loader: DataLoader[Any]) -> bool:
+    """Whether the user asked for reproducibility, by whatever means."""
+    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
+    return (
+        loader.generator is not None
+        or getattr(sampler, "generator", None) is not None
+        or type(getattr(loader, "seed", None)) is int
+        or torch.are_deterministic_algorithms_enabled()
+        or _torch_was_seeded()
+    )
+
+
+def _torch_was_seeded() -> bool:
+    """Whether `torch.manual_seed` was called, as far as it can be told.
+
+    A generator that nobody has seeded, and one after `torch.seed()`, has 64 random bits for a
+    seed. Those of users are small; torch takes negative ones for 2**64 more. One random seed in
+    2**31 is mistaken for a user's, and one of a user's beyond 2**32 for a random one.
+    """
+    # Not `torch.initial_seed`: where a sample makes a loader of its own, that tells of the sample.
+    seed = torch.default_generator.initial_seed()
+    return min(seed, 2**64 - seed) < 2**32
 
 
 def _is_recorded(batch_sampler: Any) -> bool:

@@ -64,6 +64,8 @@ class Stats:
     #: Batches that the consumer took, and seconds it spent waiting for them inside `next()`.
     delivered: int = 0
     data_wait: float = 0.0
+    #: Of these, seconds in which batches behind the one that was due were ready.
+    held_up: float = 0.0
     #: Seconds since the epoch began, and samples finished a second since then.
     seconds: float = 0.0
     throughput: float = 0.0

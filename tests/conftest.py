@@ -130,6 +130,12 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def unseeded() -> None:
+    """torch's generator is as in a program that has not seeded it, whatever ran before."""
+    torch.seed()
+
+
+@pytest.fixture
 def deterministic_algorithms() -> Iterator[None]:
     """Within the test, the user has asked torch for reproducibility.
 

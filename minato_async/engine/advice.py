@@ -1,16 +1,19 @@
-"""Advice that a person can act on, given once each, through the logger "minato_async"."""
+"""Advice that a person can act on, given once a loader, through the logger "minato_async"."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 logger = logging.getLogger("minato_async")
 
 #: Seconds over which something must have been so before it is worth a word.
 _PERIOD = 5.0
+#: Share of the time that order must cost before it is worth a word.
+_HELD_UP = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,24 @@ class Observation:
     temp_queue: int
     in_flight: int
     threshold: float
+    #: Seconds that the consumer has waited, in all, for the batch that was due while later ones
+    #: were ready. 0 where it is not for its user to let those go first.
+    held_up: float = 0.0
 
 
 class Adviser:
-    """Watches an epoch for what its user could change. The caller holds the engine's lock."""
+    """Watches an epoch for what its user could change. The caller holds the engine's lock.
 
-    def __init__(self) -> None:
+    `given` has what earlier ones have told the same user.
+    """
+
+    def __init__(self, given: set[str]) -> None:
         self._seen: deque[Observation] = deque()
-        self._given: set[str] = set()
+        self._given = given
+        self._new: list[str] = []
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: Observation) -> Sequence[str]:
+        """What is to be told now."""
         seen = self._seen
         if seen and observation.delivered < seen[-1].delivered:
             seen.clear()  # another epoch
@@ -48,11 +59,24 @@ class Adviser:
         while observation.now - seen[0].now > _PERIOD:
             seen.popleft()
             self._look(seen[0], observation)
+        new, self._new = self._new, []
+        return new
 
     def _look(self, first: Observation, last: Observation) -> None:
         seconds = last.now - first.now
         waited = (last.data_wait - first.data_wait) / max(seconds, 1e-9)
-        if seconds < 0.8 * _PERIOD or last.delivered == first.delivered:
+        if seconds < 0.8 * _PERIOD:
+            return
+        held_up = (last.held_up - first.held_up) / max(seconds, 1e-9)
+        if held_up > _HELD_UP:
+            self._give(
+                "order",
+                f"the consumer waits for a slow batch {held_up:.0%} of the time while later ones "
+                "are ready. Their order is kept because reproducibility was asked for "
+                "(torch.manual_seed, seed, generator or deterministic algorithms): "
+                "in_order=False saves up to that much, and no two runs have the same batches",
+            )
+        if last.delivered == first.delivered:
             return
         if waited > 0.2 and last.workers >= last.most:
             self._give(
@@ -88,4 +112,4 @@ class Adviser:
     def _give(self, topic: str, advice: str) -> None:
         if topic not in self._given:
             self._given.add(topic)
-            logger.warning("%s", advice)
+            self._new.append(advice)

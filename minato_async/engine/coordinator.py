@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from minato_async.cpus import cpu_share, worker_cpu_seconds, worker_delay_seconds
 from minato_async.engine.advice import Adviser, Observation
@@ -23,7 +23,9 @@ class Coordinator:
     The caller holds the engine's lock.
     """
 
-    def __init__(self, slots: Slots, scheduler: WorkerScheduler, watch: DeadlineWatch) -> None:
+    def __init__(
+        self, slots: Slots, scheduler: WorkerScheduler, watch: DeadlineWatch, adviser: Adviser
+    ) -> None:
         self._slots = slots
         self._scheduler = scheduler
         self.watch = watch
@@ -38,7 +40,7 @@ class Coordinator:
         self._cpu = _Clocks(worker_cpu_seconds)
         self._delay = _Clocks(worker_delay_seconds)
         self._loading: Loading | None = None
-        self._adviser = Adviser()
+        self._adviser = adviser
         self._advised = 0.0
         #: (seconds, workers) whenever the scheduler changed its mind.
         self.history: list[tuple[float, int]] = []
@@ -99,14 +101,14 @@ class Coordinator:
         self._busy = self._slots.busy_seconds(now)
         self._finished = loading.finished_samples
 
-    def advise(self, loading: Loading, delivered: int, data_wait: float) -> None:
-        """Tell the user, once, what could be better. Called after `tick`."""
+    def advise(self, loading: Loading, delivered: int, data_wait: float) -> Sequence[str]:
+        """What could be better: to be told to the user, without the lock. Called after `tick`."""
         now = time.monotonic()
         if now - self._advised < _ADVICE_INTERVAL:
-            return
+            return ()
         self._advised = now
         stats, slots = loading.stats(), self._slots
-        self._adviser.observe(
+        return self._adviser.observe(
             Observation(
                 now=now,
                 data_wait=data_wait,
@@ -117,6 +119,7 @@ class Coordinator:
                 temp_queue=stats.temp_queue,
                 in_flight=stats.in_window + stats.unclaimed,
                 threshold=stats.threshold,
+                held_up=stats.held_up if loading.order_is_optional else 0.0,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic
 
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
@@ -25,6 +26,10 @@ class Delivery:
         self._queue: deque[Batch] = deque()
         self._due = due
         self._waiting: list[Ringable] = []
+        #: Seconds that consumers waited for the batch that is due while later ones were ready,
+        #: and since when they do that now.
+        self._held_up = 0.0
+        self._held_up_since: float | None = None
 
     def expect(self, batch: Batch) -> None:
         """`batch` was drawn next: its turn is fixed, if order is kept."""
@@ -38,6 +43,8 @@ class Delivery:
             self._queue.append(batch)
         if self._queue[0].ready:
             self.wake()
+        elif self._waiting:
+            self._begin_hold_up()
 
     @property
     def ready(self) -> int:
@@ -79,6 +86,18 @@ class Delivery:
     def add_waiter(self, bell: Ringable) -> None:
         """Ring `bell` once there may be something new."""
         self._waiting.append(bell)
+        if self._by_position and self.ready:
+            self._begin_hold_up()
+
+    def _begin_hold_up(self) -> None:
+        if self._held_up_since is None:
+            self._held_up_since = monotonic()
+
+    @property
+    def held_up(self) -> float:
+        """Seconds that consumers waited for the batch that was due while later ones were ready."""
+        since = self._held_up_since
+        return self._held_up if since is None else self._held_up + monotonic() - since
 
     def wake(self) -> None:
         """Let every consumer look again. All of them: one that was cancelled while it woke
@@ -86,6 +105,8 @@ class Delivery:
         for bell in self._waiting:
             self._due.add(bell)
         self._waiting.clear()
+        if self._held_up_since is not None:
+            self._held_up, self._held_up_since = self.held_up, None
 
     def clear(self) -> list[Batch]:
         """Forget what is queued, and return it."""

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import NoReturn, Protocol, TypeVar
 
 from minato_async import shutdown
+from minato_async.engine.advice import Adviser, logger
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.coordinator import Coordinator
@@ -78,6 +79,7 @@ class Engine:
         scheduler: WorkerScheduler,
         max_workers: int,
         sample_timeout: float | None = None,
+        given_advice: set[str] | None = None,
     ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
         # user code runs. An RLock, though only `_torn` takes it twice: its waiters park, where
@@ -93,7 +95,10 @@ class Engine:
         self._left_over: deque[Job] = deque()
         self._broken: BaseException | None = None
         self._coordinator = Coordinator(
-            self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
+            self._slots,
+            scheduler,
+            DeadlineWatch(self._slots, sample_timeout),
+            Adviser(set() if given_advice is None else given_advice),
         )
         self._ticking = False
         self._started = self._epoch_began = monotonic()
@@ -163,11 +168,13 @@ class Engine:
                     self._ticking = False
                     return
                 given_up = self._coordinator.tick(loading)
-                self._coordinator.advise(loading, self._delivered, self._data_wait)
+                advice = self._coordinator.advise(loading, self._delivered, self._data_wait)
                 self._wake_workers(loading.jobs_waiting)
             for worker in given_up:
                 self._executor.give_up(worker)
             self._due.ring()
+            for line in advice:
+                logger.warning("%s", line)
             self._resize()
             self._loop.call_later(self._coordinator.interval, self._tick)
         except BaseException as error:

@@ -30,6 +30,8 @@ class Order:
     drop_last: bool = False
     #: Batches that may overtake one whose samples became ready earlier; None: any number.
     max_displacement: int | None = None
+    #: Order is kept for the sake of reproducibility alone: it is random anyway.
+    optional: bool = False
 
 
 class Epoch:

@@ -51,6 +51,11 @@ class Loading(Protocol):
         """Whether a job that waits is for whichever worker comes first."""
 
     @property
+    def order_is_optional(self) -> bool:
+        """Order is kept for the sake of reproducibility alone, so it may be worth a word what
+        that costs."""
+
+    @property
     def stuck_after(self) -> float:
         """Seconds of cost after which a worker may be stuck in its sample; infinite: never."""
 

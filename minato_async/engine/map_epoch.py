@@ -43,6 +43,7 @@ class MapEpoch(Epoch):
         #: In order, what is slow is what everybody waits for: letting others go first would only
         #: make them wait longer.
         self.diverts = not order.by_position
+        self.order_is_optional = order.optional
         #: Tickets that have expired, with nothing done about it yet.
         self._failed: deque[tuple[Block, int, BaseException]] = deque()
         #: (index, error) of samples that were skipped.
@@ -149,6 +150,7 @@ class MapEpoch(Epoch):
             failed=self.failed,
             skipped=tuple(self.skipped),
             displacement=self.delivery.displacement.seen,
+            held_up=self.delivery.held_up,
             steps=self.costs.summary(self.recipe.step_name),
         )
 

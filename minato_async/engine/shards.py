@@ -154,6 +154,7 @@ class ShardedEpoch:
     # What the consumer does
 
     any_worker_will_do = True
+    order_is_optional = False
 
     @property
     def stuck_after(self) -> float:

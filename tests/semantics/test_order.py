@@ -213,6 +213,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], bool, bool]] = {
 }
 
 
+@pytest.mark.usefixtures("unseeded")
 @pytest.mark.parametrize(("arguments", "kept", "mixes"), CASES.values(), ids=CASES)
 class TestChoice:
     """The table of section 5 of the design: where `in_order=None` reorders."""
@@ -225,6 +226,13 @@ class TestChoice:
     ) -> None:
         order = choose_order(self.loader(arguments), None)
         assert (order.as_drawn, order.by_position) == (kept, kept)
+
+    def test_never_where_torch_was_seeded(
+        self, arguments: Callable[[], dict[str, Any]], kept: bool, mixes: bool
+    ) -> None:
+        torch.manual_seed(0)
+        order = choose_order(self.loader(arguments), None)
+        assert (order.as_drawn, order.by_position) == (True, True)
 
     @pytest.mark.usefixtures("deterministic_algorithms")
     def test_never_with_deterministic_algorithms(
@@ -246,6 +254,18 @@ class TestChoice:
         assert (order.as_drawn, order.by_position) == (not mixes, False)
 
 
+class MakesALoader:
+    """Whether a loader that is made in a sample keeps the order."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bool:
+        if index:
+            torch.manual_seed(index)
+        return choose_order(MinatoLoader(range(9), shuffle=True), None).by_position
+
+
 class HoldingFirst(Holding):
     """Holds back whichever sample is asked for first."""
 
@@ -259,9 +279,20 @@ class HoldingFirst(Holding):
         return super().sample(index)
 
 
+def _as_if_unseeded(state: torch.Tensor) -> None:
+    """Set torch's generator to `state`, with the seed of one that nobody has seeded."""
+    unseeded = torch.Generator()
+    unseeded.seed()
+    changed = state.clone()
+    # The seed is the first thing in there.
+    changed[:8] = unseeded.get_state()[:8]
+    torch.set_rng_state(changed)
+
+
 class TestChoiceInAction:
     """That loaders go by the table."""
 
+    @pytest.mark.usefixtures("unseeded")
     @pytest.mark.parametrize("shuffled", ["shuffle", "sampler"])
     def test_random_order_is_given_up(self, shuffled: str) -> None:
         data = HoldingFirst(9)
@@ -277,12 +308,27 @@ class TestChoiceInAction:
     def assert_order_is_kept(options: Callable[[], dict[str, Any]]) -> None:
         """With the first sample held until all the others are loaded, batches are torch's."""
         torch.manual_seed(5)
+        state = torch.get_rng_state()
         expected = [batch.item() for batch in DataLoader(range(9), **options())]  # type: ignore[arg-type]
-        torch.manual_seed(5)
+        # As in a program that did not seed, but for what is drawn: order is to be kept by what the
+        # loader was given.
+        _as_if_unseeded(state)
         data = Holding(9, held=expected[:1])
         loader = MinatoLoader(data, num_workers=2, prefetch_factor=5, **options())
         with iterating(loader) as iterator:
             consumer = InThread(lambda: [batch.item() for batch in iterator])
+            data.wait_for_calls(range(9))
+            data.release()
+            assert consumer.result() == expected
+
+    def test_a_seed_alone_gives_torchs_batches(self) -> None:
+        torch.manual_seed(5)
+        expected = [batch.tolist() for batch in DataLoader(range(9), 2, shuffle=True)]
+        torch.manual_seed(5)
+        data = Holding(9, held=expected[0][:1])
+        loader = MinatoLoader(data, 2, shuffle=True, num_workers=2, prefetch_factor=5)
+        with iterating(loader) as iterator:
+            consumer = InThread(lambda: lists(iterator))
             data.wait_for_calls(range(9))
             data.release()
             assert consumer.result() == expected
@@ -303,6 +349,7 @@ class TestChoiceInAction:
     def test_deterministic_algorithms_keep_it(self, deterministic_algorithms: None) -> None:
         self.assert_order_is_kept(lambda: {"shuffle": True})
 
+    @pytest.mark.usefixtures("unseeded")
     def test_deterministic_algorithms_may_be_asked_for_later(
         self, deterministic_algorithms: None
     ) -> None:
@@ -312,6 +359,27 @@ class TestChoiceInAction:
         assert not choose_order(loader, None).by_position
         torch._C._set_deterministic_algorithms(True)
         assert choose_order(loader, None).by_position
+
+    @pytest.mark.usefixtures("unseeded")
+    @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, -1, -(2**31)])
+    def test_whatever_the_seed(self, seed: int) -> None:
+        loader = MinatoLoader(range(9), shuffle=True)
+        assert not choose_order(loader, None).by_position
+        torch.manual_seed(seed)
+        assert choose_order(loader, None).by_position
+        assert not choose_order(loader, False).by_position
+        torch.seed()  # a random one again
+        assert not choose_order(loader, None).by_position
+
+    @pytest.mark.usefixtures("unseeded")
+    @on_each_executor
+    @pytest.mark.parametrize("seed", [None, 7])
+    def test_inside_a_sample_what_the_program_has_seeded_counts(self, seed: int | None) -> None:
+        """A sample's own stream has a seed too, and may be seeded: that says nothing."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        found = list(MinatoLoader(MakesALoader(), None, num_workers=1, in_order=True))
+        assert found == [seed is not None] * 2
 
     @pytest.mark.parametrize("drop_last", [False, True])
     def test_drop_last_of_the_batch_sampler_counts(self, drop_last: bool) -> None:

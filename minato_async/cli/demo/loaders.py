@@ -12,8 +12,8 @@ def make_loader(name: str, dataset: PhotoCrops, batch_size: int, workers: int) -
     """Make one of the loaders of `options.LOADERS`, everything not named here at its default.
 
     No ``generator`` is given to anyone: the order of samples comes from torch's global
-    generator, which the training seeds before each epoch, and with a generator of the user's own
-    MinatoLoader would promise strict order, which is not its default.
+    generator, which the training seeds before each epoch. Who seeds gets strict order from
+    MinatoLoader; what is shown here is ready samples first, so it is told.
 
     Args:
         name: Key of `options.LOADERS`.
@@ -34,7 +34,7 @@ def make_loader(name: str, dataset: PhotoCrops, batch_size: int, workers: int) -
         from minato_async import MinatoLoader
 
         loader: DataLoader[Any] = MinatoLoader(
-            dataset, batch_size=batch_size, shuffle=True, num_workers=workers
+            dataset, batch_size=batch_size, shuffle=True, num_workers=workers, in_order=False
         )
         return loader
     raise ValueError(f"no loader {name!r}")

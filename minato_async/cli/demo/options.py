@@ -74,7 +74,8 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         description=(
             "Trains a small convolutional network on real photos of very different sizes, fed "
             "by torch's DataLoader in order, by torch's with in_order=False, and by "
-            "MinatoLoader, with equal workers, and prints one table. Takes a minute or two."
+            "MinatoLoader with in_order=False, with equal workers, and prints one table. "
+            "Takes a minute or two."
         ),
     )
     workers = min(whole_cpus(), _MOST_WORKERS)
