@@ -79,7 +79,8 @@ class MinatoLoader(DataLoader[T_co]):
             were begun after its own and are delivered before. None: any number. Samples go into
             batches in the order in which they become ready, so a batch is overtaken only while it
             is being collated; with a bound the others then wait for it. 0: never. Batches of a
-            batch sampler of your own stay as drawn, and are not bound.
+            batch sampler of your own stay as drawn, and are not bound; nor is a short last batch,
+            which all others pass.
         max_workers: workers that may load at once; None: chosen from the CPUs that this process
             may use, beyond them for work that waits. With `scheduler="fixed"`, and for iterable
             datasets on processes, it is `num_workers`.

@@ -9,7 +9,6 @@ Everything here is plain state: the caller holds the engine's lock.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -185,12 +184,13 @@ class AsDrawn:
 class ReadyFirst:
     """Batches are made of whatever samples are ready, in the order in which they became so.
 
-    The sizes are those that the sampler drew. No ready sample is ever passed over: each goes
-    into the batch that is being formed when it finishes.
+    All are as large as the largest that the sampler drew, but for the last, which gets what is
+    left: so there is no more than one short batch, whatever failed. No ready sample is ever passed
+    over: each goes into the batch that is being formed when it finishes.
     """
 
     def __init__(self) -> None:
-        self._sizes: deque[int] = deque()
+        self._size = 0
         self._begun = 0
         self._forming: Batch | None = None
         #: Those of the samples in the batch that is being formed.
@@ -200,7 +200,7 @@ class ReadyFirst:
         self._overtaking = 0
 
     def expect(self, block: Block) -> Batch | None:
-        self._sizes.append(len(block.indices))
+        self._size = max(self._size, len(block.indices))
         return None
 
     def place(self, block: Block, row: int, count: int) -> list[Place]:
@@ -215,7 +215,7 @@ class ReadyFirst:
             if self._forming is None:
                 self._overtaking = 0
                 self._indices = []
-                self._forming = Batch(self._sizes.popleft(), block.unit, self._indices)
+                self._forming = Batch(self._size, block.unit, self._indices)
                 self._placed = 0
                 self._forming.number = self._begun
                 self._begun += 1
@@ -231,22 +231,18 @@ class ReadyFirst:
         return places
 
     def reserve(self, block: Block) -> bool:
-        size = len(block.indices)
-        if block.batch is not None or size not in self._sizes:
+        if block.batch is not None:
             return False
         if self._forming is not None:
             # What is in there waits for samples that come one by one.
             if self._overtaking >= OVERTAKING:
                 return False
             self._overtaking += 1
-        self._sizes.remove(size)
-        block.batch = Batch(size, block.unit, block.indices)
+        block.batch = Batch(len(block.indices), block.unit, block.indices)
         return True
 
     def unreserve(self, block: Block) -> None:
-        if block.batch is not None:
-            block.batch = None
-            self._sizes.appendleft(len(block.indices))
+        block.batch = None
 
     def fail(self, block: Block, row: int, error: BaseException) -> Batch:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its

@@ -24,6 +24,8 @@ class Delivery:
         self._by_position = by_position
         self.displacement = Displacement(max_displacement)
         self._queue: deque[Batch] = deque()
+        #: Complete, and to come after all others.
+        self.held: list[Batch] = []
         self._due = due
         self._waiting: list[Ringable] = []
         #: Seconds that consumers waited for the batch that is due while later ones were ready,
@@ -46,10 +48,23 @@ class Delivery:
         elif self._waiting:
             self._begin_hold_up()
 
+    def hold(self, batch: Batch) -> None:
+        """`batch` is complete, and comes last: it is not delivered before `let_go`."""
+        # Nothing that passes it overtakes it.
+        self.displacement.leave_out(batch.number)
+        batch.ready, batch.number = True, None
+        self.held.append(batch)
+
+    def let_go(self) -> None:
+        """What is held can be delivered: all others are, or it is not the last after all."""
+        held, self.held = self.held, []
+        for batch in held:
+            self.put(batch)
+
     @property
     def ready(self) -> int:
         """Batches that could be delivered, now or when it is their turn."""
-        return sum(batch.ready for batch in self._queue)
+        return sum(batch.ready for batch in self._queue) + len(self.held)
 
     @property
     def next_ready(self) -> bool:
@@ -59,7 +74,7 @@ class Delivery:
     @property
     def contents(self) -> list[object]:
         """What the ready batches hold."""
-        return [batch.content for batch in self._queue if batch.ready]
+        return [batch.content for batch in (*self._queue, *self.held) if batch.ready]
 
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
@@ -110,6 +125,7 @@ class Delivery:
 
     def clear(self) -> list[Batch]:
         """Forget what is queued, and return it."""
-        batches = list(self._queue)
+        batches = [*self._queue, *self.held]
         self._queue.clear()
+        self.held.clear()
         return batches

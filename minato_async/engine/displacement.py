@@ -19,6 +19,8 @@ class Displacement:
         #: The oldest batch that is not delivered, and those after it that are.
         self._oldest = 0
         self._ahead: set[int] = set()
+        #: Later ones that have no turn any more.
+        self._left_out: set[int] = set()
         #: The most batches by which one was overtaken so far.
         self.seen = 0
 
@@ -37,7 +39,20 @@ class Displacement:
             self._ahead.add(number)
             self.seen = max(self.seen, len(self._ahead))
             return
+        self._advance()
+
+    def leave_out(self, number: int | None) -> None:
+        """It has no turn any more: it comes last, whenever it was begun."""
+        if number is None:
+            return
+        if number != self._oldest:
+            self._left_out.add(number)
+            return
+        self._advance()
+
+    def _advance(self) -> None:
         self._oldest += 1
-        while self._oldest in self._ahead:
-            self._ahead.remove(self._oldest)
+        while self._oldest in self._ahead or self._oldest in self._left_out:
+            self._ahead.discard(self._oldest)
+            self._left_out.discard(self._oldest)
             self._oldest += 1

@@ -42,6 +42,9 @@ class Epoch:
 
     def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
         self._as_drawn, self._drop_last = order.as_drawn, order.drop_last
+        self._by_position = order.by_position
+        #: Where batches are as drawn, the last one that was drawn.
+        self._latest: Batch | None = None
         self.feed = Feed(sys.maxsize if window is None else window)
         self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
@@ -70,8 +73,11 @@ class Epoch:
             if not self._as_drawn:
                 # The batch being formed may have to be completed by a smaller block.
                 self.feed.admit(block.samples)
-        if (batch := self._builder.expect(block)) is not None:
-            self.delivery.expect(batch)
+        if self.delivery.held:  # it was not the last after all
+            self.delivery.let_go()
+        self._latest = self._builder.expect(block)
+        if self._latest is not None:
+            self.delivery.expect(self._latest)
 
     def end_draw(self) -> None:
         """The sampler has no more, or raised."""
@@ -96,6 +102,8 @@ class Epoch:
             unit = batch.unit
             self._batches_ahead -= 1
             self.feed.release(batch.held * unit, batch.size * unit)
+            if self.delivery.held:
+                self._let_last_go()
         return batch
 
     @property
@@ -252,8 +260,27 @@ class Epoch:
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         """A worker has collated `batch`, or failed to."""
         batch.content, batch.failure = content, failure
-        if not self.abandoned:
+        if self.abandoned:
+            return
+        if self._comes_last(batch):
+            self.delivery.hold(batch)
+            self._let_last_go()
+        else:
             self.delivery.put(batch)
+
+    def _comes_last(self, batch: Batch) -> bool:
+        """Whether `batch` is the short one at the end of the epoch: metrics take what comes last
+        for the short one. As drawn, it may turn out later that it was not the last."""
+        if self._by_position or batch.void or not batch.size:
+            return False
+        short = batch.size * batch.unit < self._batch_size
+        return short and (batch is self._latest or not self._as_drawn)
+
+    def _let_last_go(self) -> None:
+        """If there is nothing that the last batch has to wait for."""
+        held = sum(batch.size * batch.unit for batch in self.delivery.held)
+        if self.feed.outstanding <= held:
+            self.delivery.let_go()
 
     def abandon(self) -> Sequence[Job]:
         """The consumer will not come back: forget what is loaded, wake whoever waits."""

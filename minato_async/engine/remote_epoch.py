@@ -93,6 +93,8 @@ class RemoteMapEpoch(MapEpoch):
         self._travel = Travel()
         #: Each batch is made by one worker, as far as it can be.
         self._together = False
+        #: Not because it does not pay to send samples away, but because they cannot be sent.
+        self.cannot_travel = False
         #: How often workers have died over a ticket, or over a batch.
         self.deaths: dict[tuple[object, int], int] = {}
 
@@ -110,15 +112,23 @@ class RemoteMapEpoch(MapEpoch):
         if any(block.settled[claim.start : claim.stop]):
             return RemoteClaimJob(claim, False, None, self)
         if rows == len(block.indices):
-            return RemoteClaimJob(
-                claim, self._reserves and self._builder.reserve(block), None, self
-            )
+            whole = self._may_reserve(block) and self._builder.reserve(block)
+            return RemoteClaimJob(claim, whole, None, self)
         batch = block.batch
         if batch is not None and batch.missing == rows and not (batch.lost or batch.holes):
             # All others are there: whoever runs these makes the batch.
             given = CollateBatch(batch.indices, batch.samples)
             return RemoteClaimJob(claim, True, given, self)
         return RemoteClaimJob(claim, False, None, self)
+
+    def _may_reserve(self, block: Block) -> bool:
+        """Whether one worker may make a batch of `block`, if nothing comes in between."""
+        if self._as_drawn or not self._reserves:
+            return self._reserves
+        # The short block at the end has to be there for what is missing of others, if samples
+        # fail: unless there are no others, or its samples cannot travel.
+        short = block.samples < self._batch_size
+        return not short or self.cannot_travel or self._unfilled == len(block.indices)
 
     def _slow_job(self, sample: Sample) -> Job:
         return RemoteSlowJob(sample, self)

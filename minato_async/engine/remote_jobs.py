@@ -183,6 +183,7 @@ class RemoteJob:
         epoch = self._epoch
         epoch.observe(event.costs, event.tickets)
         if any(isinstance(sample, Rerun) for sample in event.samples):
+            epoch.cannot_travel = True
             epoch.keep_together()
         else:
             epoch.packed(event.samples, event.packing, event.costs)

@@ -90,12 +90,17 @@ class TestReadyFirst:
 
     def test_many_at_once_are_spread_over_batches(self) -> None:
         builder = ReadyFirst()
-        for size in (2, 3, 1):
+        for size in (3, 3, 1):
             builder.expect(block_of("x" * size))
-        block = block_of("abcdef")
-        places = builder.place(block, 0, 6)
-        assert [(row, count) for _, row, count in places] == [(0, 2), (0, 3), (0, 1)]
-        assert [batch.indices for batch, _, _ in places] == [["a", "b"], ["c", "d", "e"], ["f"]]
+        builder.place(block_of("12"), 0, 2)
+        block = block_of("abcde")
+        places = builder.place(block, 0, 5)
+        assert [(row, count) for _, row, count in places] == [(2, 1), (0, 3), (0, 1)]
+        assert [batch.indices for batch, _, _ in places] == [
+            ["1", "2", "a"],
+            ["b", "c", "d"],
+            ["e"],
+        ]
 
     def test_failure_is_an_item_of_its_own(self) -> None:
         builder, block = ReadyFirst(), block_of("abc")
@@ -118,7 +123,7 @@ class TestReadyFirst:
         assert builder.unfinished() is None
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_sizes_are_those_drawn_whatever_the_order(self, seed: int) -> None:
+    def test_all_are_full_but_the_last_whatever_the_order(self, seed: int) -> None:
         shuffle = random.Random(seed).shuffle
         builder = ReadyFirst()
         blocks = [block_of("abcd"), block_of("efgh"), block_of("ijkl"), block_of("m")]
@@ -132,6 +137,9 @@ class TestReadyFirst:
             batch.put(place, [block.indices[row]] * count)
             if batch not in batches:
                 batches.append(batch)
+        assert [batch.size for batch in batches] == [4, 4, 4, 4]
+        assert [batch.missing for batch in batches] == [0, 0, 0, 3]
+        assert builder.unfinished() is batches[-1]
         assert [batch.size for batch in batches] == [4, 4, 4, 1]
         assert [batch.missing for batch in batches] == [0] * 4
         # Each row holds the sample of its own index, in the order in which they came.

@@ -109,6 +109,9 @@ class EpochMachine(RuleBasedStateMachine):
         if self.random.random() < 0.2:
             # Tickets that are batches, as those for a dataset that fetches batches itself.
             self.to_draw = [(1, self.random.randint(1, 4)) for _ in batches]
+            if not order.as_drawn:
+                # As in the following, all but the last are of one size.
+                self.to_draw = [(1, 4) for _ in batches] + self.to_draw[:1]
         elif order.as_drawn:
             self.to_draw = [(self.random.randint(0, 6), 1) for _ in batches]
         else:
@@ -192,6 +195,17 @@ class EpochMachine(RuleBasedStateMachine):
             self.delivered.update(batch.content)
         if self.order.as_drawn:
             self.check_turn(batch)
+        if not self.order.by_position:
+            self.check_short(batch)
+
+    def check_short(self, batch: Batch) -> None:
+        """A short batch comes after all others, and after the failures of samples."""
+        if batch.lost or batch.void or not batch.size:
+            return
+        largest = max(len(d.indices) * d.unit for d in self.drawn)
+        short = batch.size * batch.unit < largest
+        if short and (not self.order.as_drawn or self.may_be(batch, self.drawn[-1])):
+            assert self.epoch.feed.outstanding == 0
 
     def check_turn(self, batch: Batch) -> None:
         """A batch as drawn, of those that are due."""
