@@ -81,6 +81,12 @@ class MinatoLoader(DataLoader[T_co]):
             is being collated; with a bound the others then wait for it. 0: never. Batches of a
             batch sampler of your own stay as drawn, and are not bound; nor is a short last batch,
             which all others pass.
+        assignment: which worker loads what. "dynamic": whoever is free takes what is next. "batch":
+            batch n of an epoch, in the order drawn, is loaded whole, sample after sample, and
+            collated by worker n modulo `num_workers`, as with torch. For a dataset whose samples
+            depend on what their worker has loaded before; slow samples are not diverted then, and
+            `in_order=None` is True. Needs `scheduler="fixed"`; not for iterable datasets; with
+            `num_workers=0` there is one worker as it is.
         max_workers: workers that may load at once; None: chosen from the CPUs that this process
             may use, beyond them for work that waits. With `scheduler="fixed"`, and for iterable
             datasets on processes, it is `num_workers`.
@@ -131,6 +137,7 @@ class MinatoLoader(DataLoader[T_co]):
         warmup_batches: int = 100,
         max_displacement: int | None = None,
         scheduler: str | WorkerScheduler = "fixed",
+        assignment: str = "dynamic",
         max_workers: int | None = None,
         sample_timeout: float | None = None,
         on_error: str | Callable[[Any, BaseException], Any] = "raise",
@@ -165,6 +172,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.warmup_batches = warmup_batches
         self.max_displacement = max_displacement
         self.scheduler = scheduler
+        self.assignment = assignment
         self.max_workers = max_workers
         self.sample_timeout = sample_timeout
         self.on_error = on_error

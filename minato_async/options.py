@@ -24,6 +24,7 @@ EXECUTORS = ("auto", "thread", "process")
 #: Whether "auto" means processes where the GIL is on.
 PROCESSES_BY_DEFAULT = True
 SCHEDULERS = ("throughput", "paper", "fixed")
+ASSIGNMENTS = ("dynamic", "batch")
 
 #: Workers that a loader may grow to for each core it may use, for work that waits.
 _WORKERS_PER_CORE = 16
@@ -118,6 +119,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
     if loader.warmup_batches < 0:
         raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
     _check_scheduler(loader.scheduler)
+    _check_assignment(loader)
     if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
         raise TypeError(
             f"seed must be an int, None, or False for no isolation, got {loader.seed!r}"
@@ -232,6 +234,24 @@ def _check_scheduler(scheduler: Any) -> None:
         raise TypeError(
             f"scheduler must be one of {SCHEDULERS} or have the methods start and decide and an "
             f"interval in seconds, as a WorkerScheduler, got {scheduler!r}"
+        )
+
+
+def _check_assignment(loader: MinatoLoader[Any]) -> None:
+    assignment: Any = loader.assignment
+    if assignment not in ASSIGNMENTS:
+        raise ValueError(f"assignment must be one of {ASSIGNMENTS}, got {assignment!r}")
+    if assignment != "batch":
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            'assignment="batch" is for map-style datasets: each shard of an iterable dataset is '
+            "read from beginning to end as it is; leave it out"
+        )
+    if loader.scheduler != "fixed":
+        raise ValueError(
+            'assignment="batch" needs scheduler="fixed": which worker makes which batch depends on '
+            f"how many there are, got scheduler={loader.scheduler!r}"
         )
 
 

@@ -19,11 +19,12 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
     reproducibility. Samples change places only between batches that torch's own `BatchSampler`
     cut out of a sequence: what another batch sampler put together stays together.
     """
+    workers = loader.num_workers if getattr(loader, "assignment", None) == "batch" else 0
     optional = False
     if in_order is not None:
         keep = in_order
     else:
-        optional = _order_is_random(loader)
+        optional = _order_is_random(loader) and not workers
         keep = not optional or _wants_the_run_again(loader)
     batch_sampler: Any = loader.batch_sampler
     if not keep and _is_recorded(batch_sampler):
@@ -34,12 +35,13 @@ def choose_order(loader: DataLoader[Any], in_order: bool | None) -> Order:
         keep = True
     plain = type(batch_sampler) is BatchSampler
     return Order(
-        as_drawn=keep or not plain,
+        as_drawn=keep or not plain or workers > 0,
         by_position=keep,
         # Those of another batch sampler are as drawn: which of them it drops is its own affair.
         drop_last=plain and bool(batch_sampler.drop_last),
         max_displacement=getattr(loader, "max_displacement", None),
         optional=optional and keep,
+        workers=workers or None,
     )
 
 

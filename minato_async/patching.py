@@ -37,7 +37,7 @@ _OF_ONE_LOADER = frozenset({"transforms", "pin_memory_device"})
 _NEEDS_WORKERS = frozenset(
     {"prefetch_factor", "persistent_workers", "max_queue_size", "max_workers", "sample_timeout"}
 )
-_NEEDS_MAP_STYLE = frozenset({"sample_timeout", "on_error", "max_displacement"})
+_NEEDS_MAP_STYLE = frozenset({"sample_timeout", "on_error", "max_displacement", "assignment"})
 _NEEDS_ITERABLE = frozenset({"iterable_mode"})
 #: How many classes a warning names.
 _NAMED = 5

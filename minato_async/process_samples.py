@@ -293,6 +293,14 @@ class _Claim:
         index = self._order.indices[row - self._order.start]
         self.events += self._worker.failed(self._bound, row, index, step, error)
 
+    def _next_after_failed(self, row: int, stop: int) -> int:
+        """The row to go on with when that of `row` has failed."""
+        if not (self._order.stops and isinstance(self.events[-1], Failed)):
+            return row + 1
+        if row + 1 < stop:
+            self.events.append(NotBegun(row + 1))
+        return stop
+
     def checkpoint(self) -> None:
         """In the middle of a step: end it if nobody waits for it. If it is slow, what is finished
         goes its way, and the parent is told, who gives to others what stands behind it."""
@@ -340,7 +348,7 @@ class _Claim:
         if failure is not None:
             self._flush()
             self._failed(row, 0, failure)
-            return row + 1
+            return self._next_after_failed(row, stop)
         if ended:
             self._flush()
             self.events.append(NotBegun(row))
@@ -390,7 +398,7 @@ class _Claim:
             self._flush()
             self._failed(row, step, error)
             self._first = row + 1
-            return row + 1
+            return self._next_after_failed(row, stop)
         self._samples.append(value)
         self._costs.append(costs)
         if not order.whole and row + 1 < stop and perf_counter() - self._told > _NEWS:

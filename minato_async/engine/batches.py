@@ -35,6 +35,7 @@ class Batch:
         "lost",
         "missing",
         "number",
+        "owner",
         "ready",
         "rows",
         "samples",
@@ -68,6 +69,8 @@ class Batch:
         self.ready = False
         #: Made of ready samples: its place in the order in which such batches were begun.
         self.number: int | None = None
+        #: As its block's.
+        self.owner: int | None = None
 
     def put(self, row: int, samples: list[Any]) -> None:
         """Fill the places from `row` on. The list is the batch's own from now on."""

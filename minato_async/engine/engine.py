@@ -261,8 +261,11 @@ class Engine:
         with self._lock:
             try:
                 epoch.draw(indices, unit, repeats)
-                # What was drawn just now can be claimed: to ask would cost the consumer more.
-                self._wake_workers(1)
+                if epoch.any_worker_will_do:
+                    # What was drawn just now can be claimed: to ask would cost the consumer more.
+                    self._wake_workers(1)
+                else:
+                    self._wake_for(epoch)
             except BaseException as error:
                 self._torn(error)
                 raise

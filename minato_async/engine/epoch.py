@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batches import AsDrawn, Batch, BatchBuilder, ReadyFirst
 from minato_async.engine.bell import DueBells
 from minato_async.engine.claim_size import ClaimSize
@@ -32,6 +33,9 @@ class Order:
     max_displacement: int | None = None
     #: Order is kept for the sake of reproducibility alone: it is random anyway.
     optional: bool = False
+    #: So many workers make whole batches in turn, each its own; None: whoever comes loads what is
+    #: next. Only as drawn.
+    workers: int | None = None
 
 
 class Epoch:
@@ -45,7 +49,12 @@ class Epoch:
         self._by_position = order.by_position
         #: Where batches are as drawn, the last one that was drawn.
         self._latest: Batch | None = None
-        self.feed = Feed(sys.maxsize if window is None else window)
+        bound = sys.maxsize if window is None else window
+        #: The feed, if batches belong to workers.
+        self.assigned: AssignedFeed | None = None
+        if order.workers is not None:
+            self.assigned = AssignedFeed(bound, order.workers)
+        self.feed: Feed = self.assigned or Feed(bound)
         self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
@@ -77,6 +86,7 @@ class Epoch:
             self.delivery.let_go()
         self._latest = self._builder.expect(block)
         if self._latest is not None:
+            self._latest.owner = block.owner
             self.delivery.expect(self._latest)
 
     def end_draw(self) -> None:

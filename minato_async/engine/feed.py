@@ -21,7 +21,17 @@ class Block:
     is a row of its block and no object of its own: drawing one costs next to nothing.
     """
 
-    __slots__ = ("batch", "first", "indices", "next_row", "repeats", "samples", "settled", "unit")
+    __slots__ = (
+        "batch",
+        "first",
+        "indices",
+        "next_row",
+        "owner",
+        "repeats",
+        "samples",
+        "settled",
+        "unit",
+    )
 
     def __init__(
         self, first: int, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()
@@ -39,6 +49,8 @@ class Block:
         self.settled = bytearray(len(indices))
         #: The batch these rows belong to; None when ready samples form batches (any order).
         self.batch: Batch | None = None
+        #: The number of the worker that is to make the batch; None: whoever comes.
+        self.owner: int | None = None
 
 
 class Claim:

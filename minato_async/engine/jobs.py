@@ -395,6 +395,21 @@ class ClaimJob(SampleJob):
                 epoch.wake_for_work()
             self._due.ring()
 
+    def _fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+        completed = super()._fail(block, row, error)
+        if self._epoch.assigned is not None:
+            with self._lock:
+                self._drop_rest_of_lost()
+        return completed
+
+    def _drop_rest_of_lost(self) -> None:
+        """Under the lock: where it matters what a worker has loaded, it goes on with the next batch
+        when one is lost, as torch's does."""
+        batch = self._block.batch
+        if batch is not None and batch.lost:
+            self._epoch.feed.leave_window(len(self._pending) * self._block.unit)
+            self._pending.clear()
+
     def _become_slow(self) -> None:
         super()._become_slow()
         self.hand_over_rest()

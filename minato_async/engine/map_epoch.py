@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batches import Batch
 from minato_async.engine.costs import RecentCosts
 from minato_async.engine.epoch import Epoch, Order
@@ -41,8 +42,10 @@ class MapEpoch(Epoch):
         self._cheap_claims = 0
         self.lanes = Lanes(sync.slots, sync.due)
         #: In order, what is slow is what everybody waits for: letting others go first would only
-        #: make them wait longer.
-        self.diverts = not order.by_position
+        #: make them wait longer. Where batches belong to workers, what one of them loads before
+        #: another sample is not to be changed.
+        self.diverts = not order.by_position and self.assigned is None
+        self.any_worker_will_do = self.assigned is None
         self.order_is_optional = order.optional
         #: Tickets that have expired, with nothing done about it yet.
         self._failed: deque[tuple[Block, int, BaseException]] = deque()
@@ -53,8 +56,6 @@ class MapEpoch(Epoch):
     def in_flight(self) -> int:
         """Samples that may be claimed at once: the window, or all that is drawn."""
         return min(self.feed.window, self.feed.outstanding)
-
-    any_worker_will_do = True
 
     @property
     def stuck_after(self) -> float:
@@ -70,11 +71,23 @@ class MapEpoch(Epoch):
 
     @property
     def jobs_waiting(self) -> int:
+        if self.assigned is not None:
+            # Whoever is woken may not be the one whose job it is: wake all.
+            return self.sync.slots.threads if self._idle_are_waited_for(self.assigned) else 0
         return super().jobs_waiting + len(self.lanes.temp_queue) + len(self._failed)
 
+    def _idle_are_waited_for(self, assigned: AssignedFeed) -> bool:
+        waited_for = assigned.waited_for
+        waited_for.update(batch.owner for batch in self._left_over)
+        waited_for.update(block.owner for block, _, _ in self._failed)
+        busy = {entry.worker.number for entry in self.sync.slots.running.values()}
+        return not waited_for <= busy
+
     def next_job(self, worker: Worker) -> Job | None:
-        if self._left_over and (claim := self._take_left_over()) is not None:
-            return ClaimJob(claim, self)
+        if self.assigned is not None:
+            return self._own_job(worker.number, self.assigned)
+        if self._left_over:
+            return self._left_over_job()
         slots, lanes = self.sync.slots, self.lanes
         while slots.free:
             if self._failed:
@@ -90,8 +103,31 @@ class MapEpoch(Epoch):
                 return self._slow_job(sample)
         return None
 
+    def _own_job(self, worker: int, assigned: AssignedFeed) -> Job | None:
+        """What is left to be done for the batch that this worker is making, or else its next."""
+        batch = next((b for b in self._left_over if b.owner == worker), None)
+        if batch is not None:
+            self._left_over.remove(batch)
+            return self._collate_job(batch)
+        if not self.sync.slots.free:
+            return None
+        failed = next((f for f in self._failed if f[0].owner == worker), None)
+        if failed is not None:
+            self._failed.remove(failed)
+            return self._failed_job(*failed)
+        claim = assigned.claim_for(worker)
+        return None if claim is None else self._claim_job(claim)
+
     def worker_ended(self, worker: Worker, how: str) -> None:
-        """Any other does as well."""
+        """Any other does as well, or the next one of this number."""
+
+    def _left_over_job(self) -> Job:
+        claim = self._take_left_over()
+        assert claim is not None
+        return ClaimJob(claim, self)
+
+    def _collate_job(self, batch: Batch) -> Job:
+        return ClaimJob(Claim(Block(0, (), 1), 0, 0, (batch,)), self)
 
     def _claim_job(self, claim: Claim) -> Job:
         return ClaimJob(claim, self)

@@ -34,6 +34,8 @@ class RunClaim(NamedTuple):
     threshold: float
     #: The epoch is delivered in order, or whatever else forbids to let others go first.
     diverts: bool
+    #: The first sample that fails costs the batch: what comes after it is not begun.
+    stops: bool = False
 
 
 class ResumeSample(NamedTuple):

@@ -24,7 +24,7 @@ from minato_async.engine.remote_jobs import (
 )
 from minato_async.engine.threshold import Threshold
 from minato_async.engine.travel import Travel
-from minato_async.executors.base import Job, Worker
+from minato_async.executors.base import Job
 
 #: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
 #: more where the parent is busy, in which the worker has nothing to do. What it finishes in the
@@ -98,10 +98,11 @@ class RemoteMapEpoch(MapEpoch):
         #: How often workers have died over a ticket, or over a batch.
         self.deaths: dict[tuple[object, int], int] = {}
 
-    def next_job(self, worker: Worker) -> Job | None:
-        if self._left_over:
-            return RemoteCollateJob(self._left_over.pop(0), self)
-        return super().next_job(worker)
+    def _left_over_job(self) -> Job:
+        return self._collate_job(self._left_over.pop(0))
+
+    def _collate_job(self, batch: Batch) -> Job:
+        return RemoteCollateJob(batch, self)
 
     def _claim_job(self, claim: Claim) -> Job:
         if claim.completed:

@@ -221,6 +221,7 @@ class RemoteClaimJob(RemoteJob):
             self._given,
             epoch.threshold.seconds,
             epoch.diverts,
+            epoch.assigned is not None and epoch.recipe.on_error != "skip",
         )
 
     def _running(self) -> tuple[Block, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 
@@ -15,7 +16,8 @@ class Worker(Protocol):
 
     @property
     def number(self) -> int:
-        """Told to user code as the worker's id: the smallest that no other worker has."""
+        """Told to user code as the worker's id: the smallest that no other worker has. One that
+        was given up has none any more: its replacement has the same."""
 
     @property
     def native_id(self) -> int:
@@ -24,6 +26,14 @@ class Worker(Protocol):
     @property
     def retiring(self) -> bool:
         """True once the executor has asked this worker to end after its current job."""
+
+
+def worker_name(number: int, taken: Collection[str]) -> str:
+    """The name of a worker of this number, while others have the names `taken`: one that was given
+    up may still be there."""
+    name = f"minato-worker-{number}"
+    later = (f"{name}-{again}" for again in itertools.count(2))
+    return name if name not in taken else next(n for n in later if n not in taken)
 
 
 class Job(Protocol):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from minato_async.descriptors import above_standard
 from minato_async.errors import WorkerSetupError
-from minato_async.executors.base import RemoteJob, RemoteJobSource, Worker
+from minato_async.executors.base import RemoteJob, RemoteJobSource, Worker, worker_name
 from minato_async.executors.channel import LoopChannel
 from minato_async.executors.fresh import GUARD
 from minato_async.executors.nursery import Nursery, described
@@ -55,16 +55,24 @@ class ProcessWorker:
     """One worker process, as the parent sees it."""
 
     def __init__(
-        self, executor: ProcessExecutor, serial: int, number: int, region: int, status: Status
+        self,
+        executor: ProcessExecutor,
+        serial: int,
+        number: int,
+        name: str,
+        region: int,
+        status: Status,
     ) -> None:
         self._executor = executor
         self.serial = serial
         self.number = number
-        self.name = f"minato-worker-{number}"
+        self.name = name
         self.region = region
         self.status: Status | None = status
         self.retiring = False
         self.ended = False
+        #: It is being killed.
+        self.given_up = False
         #: 0 until the nursery has told it.
         self.pid = 0
         #: It has said that it is set up.
@@ -181,13 +189,15 @@ class ProcessExecutor:
 
     def _start_worker(self) -> None:
         assert self._loop is not None
-        taken = {worker.number for worker in self._workers.values()}
+        there = self._workers.values()
+        taken = {worker.number for worker in there if not worker.given_up}
         number = next(n for n in itertools.count() if n not in taken)
         serial, region = next(self._serials), self._regions.open()
         assert self._memory is not None
         status = Status(self._memory.status, region)
         status.reset()
-        worker = ProcessWorker(self, serial, number, region, status)
+        name = worker_name(number, {worker.name for worker in there})
+        worker = ProcessWorker(self, serial, number, name, region, status)
         try:
             with above_standard():
                 ours, theirs = socket.socketpair()
@@ -223,7 +233,7 @@ class ProcessExecutor:
     def give_up(self, worker: Worker) -> None:
         for mine in self._workers.values():
             if mine is worker:
-                mine.retiring = True
+                mine.retiring = mine.given_up = True
                 # What becomes of its job is settled already.
                 mine.job = None
                 self._nursery.kill(mine.serial)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from minato_async.checkpoint import SampleCancelled
-from minato_async.executors.base import JobSource, Worker
+from minato_async.executors.base import JobSource, Worker, worker_name
 
 
 class ThreadWorker:
@@ -21,9 +21,9 @@ class ThreadWorker:
     run, so one stuck step would hold the exit for ever. `minato_async.shutdown` does the joining.
     """
 
-    def __init__(self, number: int, main: Callable[[ThreadWorker], None]) -> None:
+    def __init__(self, number: int, name: str, main: Callable[[ThreadWorker], None]) -> None:
         self.number = number
-        self.name = f"minato-worker-{number}"
+        self.name = name
         self.retiring = False
         self.ended = False
         #: Nobody waits for its end: it is stuck.
@@ -84,9 +84,11 @@ class ThreadExecutor:
             for worker in staying[size:]:
                 worker.retiring = True
             for _ in range(size - len(staying)):
-                taken = {worker.number for worker in self._workers if not worker.ended}
+                there = [worker for worker in self._workers if not worker.ended]
+                taken = {worker.number for worker in there if not worker.given_up}
                 free = next(number for number in itertools.count() if number not in taken)
-                worker = ThreadWorker(free, self._main)
+                name = worker_name(free, {worker.name for worker in there})
+                worker = ThreadWorker(free, name, self._main)
                 self._workers.append(worker)
                 starting.append(worker)
         if len(staying) > size:

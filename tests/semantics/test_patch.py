@@ -159,6 +159,7 @@ class Stream(IterableDataset[int]):
 def test_a_default_that_makes_no_sense_for_a_loader_is_left_out_there() -> None:
     with minato_async.patch(
         max_queue_size=64, sample_timeout=60.0, on_error="skip", iterable_mode="shared",
+        assignment="batch",
         prefetch_factor=3, persistent_workers=True, max_workers=2, max_displacement=1,
     ):  # fmt: skip
         serial: Any = DataLoader(cast(Any, range(4)))
@@ -166,6 +167,7 @@ def test_a_default_that_makes_no_sense_for_a_loader_is_left_out_there() -> None:
         workers: Any = DataLoader(cast(Any, range(4)), None, False, None, None, 3)
     assert (serial.max_queue_size, serial.on_error, serial.prefetch_factor) == (None, "skip", None)
     assert (stream.on_error, stream.iterable_mode, stream.prefetch_factor) == ("raise", "shared", 3)
+    assert (stream.assignment, workers.assignment) == ("dynamic", "batch")
     assert (workers.max_queue_size, workers.sample_timeout, workers.iterable_mode) == (
         64,
         60.0,
