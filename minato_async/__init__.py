@@ -5,6 +5,7 @@ from minato_async.engine.scheduler import Reading, WorkerScheduler
 from minato_async.loader import MinatoLoader
 from minato_async.patching import Patch, patch
 from minato_async.per_worker import per_worker
+from minato_async.sharing import share
 from minato_async.stats import Stats, StepCosts
 
 DataLoader = MinatoLoader
@@ -22,4 +23,5 @@ __all__ = [
     "checkpoint",
     "patch",
     "per_worker",
+    "share",
 ]

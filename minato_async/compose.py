@@ -1,41 +1,75 @@
-"""Checkpoints between the parts of a composed transform, in a copy of it."""
+"""Checkpoints between the parts of the composed transforms of a worker's own dataset."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Container
 from typing import Any
 
 import torch
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset
 
+from minato_async.attributes import attributes_of
 from minato_async.checkpoint import checkpoint
 
 #: The attributes under which datasets keep their transforms, by custom.
 TRANSFORM_ATTRIBUTES = ("transform", "transforms", "target_transform")
 
 
-def with_checkpoints(transform: Any) -> Any:
-    """A copy of a composed `transform` with a checkpoint between its parts; anything else as it
-    is.
+def add_checkpoints(dataset: Any, own: Container[int] | None = None) -> None:
+    """Put a checkpoint between the parts of the composed transforms of `dataset`, and of what
+    torch's containers of datasets hold.
 
-    Composed are: an `nn.Sequential`, a list, and whatever keeps a list in `transforms` and is
-    called, as torchvision's and MONAI's `Compose` do. The checkpoints are parts of their own that
-    return what they are given, so each part still meets the class that it knows.
+    They are changed in place, so `dataset` must be the calling worker's own; `own` has the
+    identities of what is its own behind that, None stands for everything.
+
+    Composed are: an `nn.Sequential`, a list, and whatever keeps a list or tuple in `transforms` and
+    is called, as torchvision's and MONAI's `Compose` do. The checkpoints are parts of their own
+    that return what they are given, so each part still meets the class that it knows.
     """
+    left = [dataset]
+    while left:
+        dataset = left.pop()
+        left += _inside(dataset)
+        attributes = attributes_of(dataset) or {}
+        for name in TRANSFORM_ATTRIBUTES:
+            transform = attributes.get(name)
+            if own is None or id(transform) in own:
+                _interleave(transform)
+
+
+def _inside(dataset: Any) -> list[Any]:
+    cls = type(dataset)
+    if cls is Subset:
+        return [dataset.dataset]
+    if cls in (ConcatDataset, ChainDataset, StackDataset):
+        parts = dataset.datasets
+        return list(parts.values() if isinstance(parts, dict) else parts)
+    return []
+
+
+def _interleave(transform: Any) -> None:
     if type(transform) is torch.nn.Sequential:
-        modules = [part for pair in transform for part in (_CheckpointModule(), pair)]
-        return torch.nn.Sequential(*modules[1:]).train(transform.training)
-    if type(transform) is list and len(transform) > 1 and all(map(callable, transform)):
-        return _interleaved(transform)
-    parts = getattr(transform, "transforms", None)
+        modules = list(transform)
+        if len(modules) > 1 and not any(type(module) is _CheckpointModule for module in modules):
+            transform._modules.clear()
+            pairs = [part for module in modules for part in (_CheckpointModule(), module)][1:]
+            transform._modules.update((str(n), part) for n, part in enumerate(pairs))
+        return
+    if type(transform) is list:
+        if all(map(callable, transform)):
+            transform[:] = _interleaved(transform)
+        return
+    attributes = attributes_of(transform) or {}
+    parts = attributes.get("transforms")
     # MONAI's lazy pipelines merge neighbouring transforms: a part between them would prevent it.
-    if type(parts) is list and len(parts) > 1 and not getattr(transform, "lazy", False):
-        copied = copy.copy(transform)
-        copied.transforms = _interleaved(parts)
-        return copied
-    return transform
+    if type(parts) in (list, tuple) and not getattr(transform, "lazy", False):
+        own = _interleaved(parts)
+        attributes["transforms"] = own if type(parts) is list else tuple(own)
 
 
-def _interleaved(parts: list[Any]) -> list[Any]:
+def _interleaved(parts: Any) -> list[Any]:
+    if any(part is _pass_checkpoint for part in parts):
+        return list(parts)
     return [part for pair in parts for part in (_pass_checkpoint, pair)][1:]
 
 

@@ -54,7 +54,7 @@ class PipeSettings:
     """What one iterator tells the pipes of its loader: their shard and their random seed."""
 
     def __init__(self, shards: int) -> None:
-        self._group: ProcessGroup | None = None
+        self._group: ProcessGroup | Any = None
         if dist.is_available() and dist.is_initialized():
             self._group = dist.new_group(backend="gloo")
         ranks, rank = torch_dataloader._get_distributed_settings()  # type: ignore[no-untyped-call]

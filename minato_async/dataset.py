@@ -15,13 +15,13 @@ from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from minato_async.autocast import Autocast
+from minato_async.check import SharedDataCheck
 from minato_async.collation import DefaultRowWriter, is_extended
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import name_transform
 from minato_async.executors.base import Worker
-from minato_async.options import Options
-from minato_async.own_method import collate_fn_for_workers
 from minato_async.randomness import EpochSeeds
+from minato_async.replica import Code
 from minato_async.workers import WorkerSetup, current_state
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Bound:
     steps: Sequence[Callable[[Any], Any]]
     collate: Callable[[list[Any]], Any]
     finish: Callable[[Any], Any]
+    on_error: Any
     streams: Streams
     context: Context
 
@@ -47,9 +48,9 @@ class MapRecipe:
     """
 
     def __init__(
-        self, loader: DataLoader[Any], options: Options, setup: WorkerSetup, seeds: EpochSeeds
+        self, loader: DataLoader[Any], setup: WorkerSetup, seeds: EpochSeeds, checks: bool = False
     ) -> None:
-        dataset, collate_fn = loader.dataset, collate_fn_for_workers(loader)
+        dataset, collate_fn = setup.code.dataset, setup.code.collate_fn
         #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
         #: the dataset fetches batches itself.
         self.batch_is_ticket = not loader._auto_collation
@@ -58,17 +59,14 @@ class MapRecipe:
             self.batch_is_ticket, method = True, "__getitems__"
         self._method = method
         self._first_step = f"{type(dataset).__name__}.{method}"
-        self._transforms = list(options.transforms)
-        self._transform_steps = self._transforms
-        if method == "__getitems__":
-            self._transform_steps = [partial(_each, transform) for transform in self._transforms]
-        self.on_error = options.on_error
-        self._collate = partial(_only, collate_fn) if self.batch_is_ticket else collate_fn
+        self._transforms = setup.code.transforms
+        self.on_error = setup.code.on_error
         self.collates_by_default = collate_fn is default_collate and not is_extended()
         writes_rows = self.collates_by_default and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
         self._finish = finisher(loader)
         self._setup = setup
+        self._check = SharedDataCheck() if checks else None
         self.seeds = seeds
         self.seed = seeds.seed
         self._context = copy_context()
@@ -83,17 +81,24 @@ class MapRecipe:
         torch.set_grad_enabled(self._grad)
         self._autocast.apply()
         context = self._context.copy()
-        dataset = context.run(state.dataset_for, self._setup, worker.number)
-        state.bound = bound = self._bound(dataset, state.streams, context)
+        code = context.run(state.code_for, self._setup, worker.number)
+        state.bound = bound = self._bound(code, state.streams, context)
         return bound
 
     def bind_here(self, streams: Streams) -> Bound:
-        """The recipe for the consumer's own thread, with the dataset itself."""
-        return self._bound(self._setup.dataset, streams, self._context)
+        """The recipe for the consumer's own thread, with the user's objects themselves."""
+        return self._bound(self._setup.code, streams, self._context)
 
-    def _bound(self, dataset: Any, streams: Streams, context: Context) -> Bound:
-        steps = [_method_getter(dataset, self._method), *self._transform_steps]
-        return Bound(self, steps, self._collate, self._finish, streams, context)
+    def _bound(self, code: Code, streams: Streams, context: Context) -> Bound:
+        transforms, collate = code.transforms, code.collate_fn
+        if self._method == "__getitems__":
+            transforms = [partial(_each, transform) for transform in transforms]
+        if self.batch_is_ticket:
+            collate = partial(_only, collate)
+        steps = [_method_getter(code.dataset, self._method), *transforms]
+        if self._check is not None:
+            steps = [self._check.checked(code, step) for step in steps]
+        return Bound(self, steps, collate, self._finish, code.on_error, streams, context)
 
     def for_epoch(self, seeds: EpochSeeds, grad: bool, autocast: Autocast) -> MapRecipe:
         """The recipe of another epoch, in a process that has only that of an earlier one."""
@@ -104,7 +109,7 @@ class MapRecipe:
 
     @property
     def dataset(self) -> Any:
-        return self._setup.dataset
+        return self._setup.code.dataset
 
     def step_name(self, step: int) -> str:
         if step == 0:

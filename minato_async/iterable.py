@@ -24,16 +24,16 @@ from minato_async.engine.shard_jobs import IterableEpoch
 from minato_async.engine.shards import Shard, ShardRecipe
 from minato_async.errors import name_batch, name_read
 from minato_async.executors.base import Worker
-from minato_async.iterators import EngineIterator, SerialIterator
+from minato_async.iterators import EngineIterator, SerialIterator, code_of
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.own_method import collate_fn_for_workers
 from minato_async.process_shards import ShardPlan, ShardRunner
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
 from minato_async.remote import RemoteLoading
+from minato_async.replica import Replica
 from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
-from minato_async.workers import DatasetCopy
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
@@ -59,8 +59,8 @@ class ShardedIterator(EngineIterator):
         if first:
             self._open(loader)
         else:
-            for copy in self._copies:
-                copy.refresh(loader.dataset)
+            for replica in self._replicas:
+                replica.refresh()
             if self._pipes is not None:
                 self._pipe_seed = self._pipes.draw_seed(loader)
                 if self._remote is None:
@@ -116,12 +116,15 @@ class ShardedIterator(EngineIterator):
         self._elsewhere, self._homes = self._options.executor == "process", {}
         self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
         self._start(loader)
-        self._copies: list[DatasetCopy] = []
+        #: One for each shard. Not kept for later iterators, as those of map-style datasets are: an
+        #: iterator may be at its end, and stay there.
+        self._replicas: list[Replica] = []
         if self._elsewhere:  # each process makes its own
             datasets: list[Any] = [None] * count
         elif self._pipes is None:
-            self._copies = [DatasetCopy(loader.dataset) for _ in range(count)]
-            datasets = [copy.dataset for copy in self._copies]
+            code = code_of(loader)
+            self._replicas = [Replica(code, number) for number in range(count)]
+            datasets = [replica.code.dataset for replica in self._replicas]
         else:
             assert self._pipe_seed is not None
             sharding, seed = self._pipes.sharding, self._pipe_seed
@@ -130,6 +133,8 @@ class ShardedIterator(EngineIterator):
         self._shards = [
             Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
         ]
+        for shard, replica in zip(self._shards, self._replicas, strict=False):
+            shard.own_recipe = partial(_own_recipe, replica)
         if self._pipes is not None:
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
@@ -212,6 +217,20 @@ def _shard_info(count: int, base_seed: int, isolated: bool, shard: int, dataset:
     # Whichever worker runs a shard, what is drawn belongs to the sample that is being read.
     rng = ThreadRng() if isolated else None
     return make_worker_info(shard, count, base_seed + shard, dataset, rng)
+
+
+def _own_recipe(replica: Replica, recipe: ShardRecipe) -> ShardRecipe:
+    """`recipe` for the shard that has `replica`."""
+    code = replica.code
+    collate: Any = recipe.collate
+    own = partial(collate.func, code.collate_fn, *collate.args[1:])
+    return replace(
+        recipe,
+        worker_init_fn=code.worker_init_fn,
+        transforms=code.transforms,
+        collate=own,
+        collates_inside=code.collate_fn is not collate.args[0],
+    )
 
 
 def make_shard_recipe(

@@ -30,11 +30,13 @@ from minato_async.gil_watch import warn_if_on
 from minato_async.openmp import find_libraries
 from minato_async.options import check_options
 from minato_async.order import choose_order
-from minato_async.own_method import collates_itself
+from minato_async.own_method import collate_fn_for_workers, collates_itself
 from minato_async.process_samples import SampleRunner
 from minato_async.randomness import EpochSeeds, thread_streams
 from minato_async.remote import RemoteLoading
 from minato_async.repeats import RepeatCounter, may_repeat
+from minato_async.replica import Code
+from minato_async.replicas import ReplicaPool, WorkerReplicas
 from minato_async.samplers import samples_in_batch, samples_in_epoch
 from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked
@@ -43,6 +45,18 @@ from minato_async.workers import WorkerSetup, worker_thread
 
 if TYPE_CHECKING:
     from minato_async.loader import MinatoLoader
+
+
+def code_of(loader: MinatoLoader[Any]) -> Code:
+    """What of the user's runs in the workers of `loader`."""
+    options = check_options(loader)
+    return Code(
+        loader.dataset,
+        options.transforms,
+        collate_fn_for_workers(loader),
+        loader.worker_init_fn,
+        options.on_error,
+    )
 
 
 #: Stands for a sample that `on_error="skip"` leaves out.
@@ -78,11 +92,11 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         loader._latest = weakref.ref(self)
 
-    def _make_recipe(self, loader: MinatoLoader[Any]) -> MapRecipe:
-        setup = WorkerSetup(
-            loader.dataset, loader.num_workers, self._base_seed, loader.worker_init_fn
-        )
-        return MapRecipe(loader, check_options(loader), setup, self._make_seeds(loader))
+    def _make_recipe(
+        self, loader: MinatoLoader[Any], replicas: WorkerReplicas | None = None
+    ) -> MapRecipe:
+        setup = WorkerSetup(code_of(loader), loader.num_workers, self._base_seed, replicas)
+        return MapRecipe(loader, setup, self._make_seeds(loader), loader.check)
 
     def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
         seed = self._base_seed if loader.seed is None else loader.seed
@@ -418,6 +432,8 @@ class MapIterator(EngineIterator):
         self._drawn_all = False
         #: For the last batch that was taken, what had to be drawn was: Ctrl-C did not prevent it.
         self._drawn = False
+        #: What the worker threads have each for itself.
+        self._replicas: WorkerReplicas | None = None
         super()._begin(loader)
 
     def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
@@ -426,7 +442,12 @@ class MapIterator(EngineIterator):
         # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
         # asked here although `_start` has asked it, and later epochs draw no base seed.
         self._sampler_iter = iter(self._index_sampler)
-        recipe = self._make_recipe(loader)
+        if first:
+            # What workers have loaded in former epochs must not show where that counts.
+            pool = ReplicaPool() if loader.assignment == "batch" else loader._replicas
+            on_threads = self._options.executor == "thread"
+            self._replicas = WorkerReplicas(pool) if on_threads else None
+        recipe = self._make_recipe(loader, self._replicas)
         self._batch_is_ticket = recipe.batch_is_ticket
         counts = self._options.isolated and may_repeat(loader)
         self._repeats = RepeatCounter() if counts else None

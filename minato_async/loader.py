@@ -15,6 +15,7 @@ from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
+from minato_async.replicas import ReplicaPool
 from minato_async.seeding import install as install_streams
 from minato_async.stats import Stats
 from minato_async.user_code import warn_user
@@ -102,6 +103,9 @@ class MinatoLoader(DataLoader[T_co]):
             whose `Process` is a thread, such as MONAI's, means threads. With
             another than "fork" the dataset, `collate_fn`, `worker_init_fn`, `transforms` and
             `on_error` are pickled at `iter()`, which raises what that raises.
+        check: a debugging mode. Steps run one at a time, and one that changes an array or a tensor
+            in place that the dataset or a transform refers to raises RuntimeError, which names the
+            attribute and the sample. Slow: all that data is read for every sample.
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.
@@ -142,6 +146,7 @@ class MinatoLoader(DataLoader[T_co]):
         sample_timeout: float | None = None,
         on_error: str | Callable[[Any, BaseException], Any] = "raise",
         executor: str = "auto",
+        check: bool = False,
     ) -> None:
         super().__init__(
             dataset,
@@ -177,8 +182,10 @@ class MinatoLoader(DataLoader[T_co]):
         self.sample_timeout = sample_timeout
         self.on_error = on_error
         self.executor = executor
+        self.check = check
         check_options(self)
         self._epochs = 0
+        self._replicas = ReplicaPool()
         self._latest: weakref.ref[LoaderIterator] | None = None
         self._last_stats = Stats()
         #: What its iterators have told the user already.
@@ -237,7 +244,12 @@ class MinatoLoader(DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no workers yet: those of this one stay where they are.
-        own = {"_iterator": None, "_latest": None, "_last_stats": Stats(), "_given_advice": set()}
+        own: dict[str, Any] = {
+            "_iterator": None,
+            "_latest": None,
+            "_last_stats": Stats(),
+            "_given_advice": set(),
+        }
         return {**self.__dict__, **own}
 
     def check_worker_number_rationality(self) -> None:

@@ -59,6 +59,8 @@ class Options:
     max_workers: int
     #: "thread" or "process".
     executor: str
+    #: Samples are watched for changes of shared data.
+    check: bool
 
 
 def check_options(loader: MinatoLoader[Any]) -> Options:
@@ -118,6 +120,8 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         raise TypeError(f"warmup_batches must be an int, got {loader.warmup_batches!r}")
     if loader.warmup_batches < 0:
         raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
+    if not isinstance(loader.check, bool):
+        raise TypeError(f"check must be True or False, got {loader.check!r}")
     _check_scheduler(loader.scheduler)
     _check_assignment(loader)
     if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
@@ -143,6 +147,7 @@ def check_options(loader: MinatoLoader[Any]) -> Options:
         scheduler=loader.scheduler,
         max_workers=_most_workers(loader),
         executor=_chosen_executor(loader),
+        check=loader.check,
     )
 
 
@@ -153,6 +158,7 @@ def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
         ("sample_timeout", None),
         ("on_error", "raise"),
         ("max_displacement", None),
+        ("check", False),
     ):
         if getattr(loader, name) != default:
             raise ValueError(

@@ -23,10 +23,10 @@ def collates_itself(loader: DataLoader[Any]) -> bool:
 def collate_fn_for_workers(loader: DataLoader[Any]) -> Callable[[Any], Any]:
     """The `collate_fn` of `loader`, which does not keep the loader."""
     collate_fn: Any = loader.collate_fn
-    return _WeakMethod(collate_fn) if collates_itself(loader) else collate_fn
+    return WeakMethod(collate_fn) if collates_itself(loader) else collate_fn
 
 
-class _WeakMethod:
+class WeakMethod:
     """A bound method that does not keep its object, but for the time of a call."""
 
     def __init__(self, method: types.MethodType) -> None:
@@ -38,6 +38,16 @@ class _WeakMethod:
         if kept is None:
             raise RuntimeError("nobody waits for this batch: its loader is gone")
         return self._function(kept, samples)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, WeakMethod)
+            and self._object() is other._object()
+            and self._function is other._function
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._function)
 
     def __reduce__(self) -> Any:
         # As any bound method: in another process nobody else keeps the object.

@@ -30,7 +30,6 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.process_worker import Desk
 from minato_async.transport.failures import PackedError, pack_error
 from minato_async.transport.packing import Packed
-from minato_async.workers import current_state
 
 #: Seconds after which finished samples are told of, though others of the claim are not finished.
 _NEWS = 5e-3
@@ -70,11 +69,7 @@ class SampleRunner:
     def begin_epoch(self, data: bytes) -> None:
         payload: EpochPayload = pickle.loads(data)
         self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
-        # Both in the dataset, whose own attributes reach the copy when it is refreshed, and in the
-        # copy, which may have parts of its own.
         apply(self._recipe.dataset, payload.changes)
-        if (copy := current_state().copy) is not None:
-            apply(copy.dataset, payload.changes)
 
     def run(self, order: Any) -> Sequence[Any]:
         bound = self._recipe.bind(self.desk)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minato_async.changes import apply
+from minato_async.compose import add_checkpoints
 from minato_async.datapipes import PipeSharding, seed_pipe
+from minato_async.dataset import as_it_is
 from minato_async.engine.bell import DueBells
 from minato_async.engine.remote_shards import FinishBatch, ReadShard, ShardRead
 from minato_async.engine.shard_jobs import ReadJob, close_shard
@@ -17,8 +19,8 @@ from minato_async.engine.shards import Shard, ShardBatch, ShardPass, ShardRecipe
 from minato_async.process_samples import EpochPayload
 from minato_async.process_shared import Finishing, ReadRawJob
 from minato_async.process_worker import Desk
+from minato_async.replica import Code, Replica
 from minato_async.transport.failures import pack_error
-from minato_async.workers import DatasetCopy
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class ShardRunner:
         self._plan = plan
         self._desk = desk
         self._recipe = self._packing(plan.recipe)
-        self._shards: dict[int, tuple[Shard, DatasetCopy | None]] = {}
+        #: None: the shard has the dataset of this process, or data pipes.
+        self._shards: dict[int, tuple[Shard, Replica | None]] = {}
         self._pipe_seed = plan.pipe_seed
         self._passes: dict[int, ShardPass] = {}
 
@@ -59,10 +62,9 @@ class ShardRunner:
         self._passes.clear()
         apply(self._plan.dataset, payload.changes)
         self._pipe_seed = payload.pipe_seed
-        for shard, copy in self._shards.values():
-            if copy is not None:
-                apply(copy.dataset, payload.changes)
-                copy.refresh(self._plan.dataset)
+        for shard, replica in self._shards.values():
+            if replica is not None:
+                replica.refresh()
             elif self._pipe_seed is not None:
                 seed_pipe(shard.dataset, self._pipe_seed)
         self._recipe = replace(
@@ -92,15 +94,21 @@ class ShardRunner:
 
     def _shard(self, number: int) -> Shard:
         if number not in self._shards:
-            plan, copy = self._plan, None
+            plan, replica = self._plan, None
             if plan.pipes is None:
-                copy = DatasetCopy(plan.dataset)
-                dataset = copy.dataset
+                dataset = plan.dataset
+                if self._shards:
+                    # The first shard has the dataset of this process.
+                    code = Code(dataset, (), as_it_is, None, None)
+                    replica = Replica(code, number)
+                    dataset = replica.code.dataset
+                else:
+                    add_checkpoints(dataset)
             else:
                 assert self._pipe_seed is not None
                 dataset = plan.pipes.shard_of(plan.dataset, number, self._pipe_seed)
             shard = Shard(number, dataset, plan.make_info(number, dataset))
-            self._shards[number] = shard, copy
+            self._shards[number] = shard, replica
         return self._shards[number][0]
 
 

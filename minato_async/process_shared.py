@@ -138,29 +138,31 @@ class ReadRawJob(ReadJob):
     def _reader(self, iterator: Iterator[Any]) -> Reader:
         return RawReader(iterator, self._recipe, self._desk, current_state().streams)
 
-    def _collate(self, batch: ShardBatch, streams: Streams, worker: str) -> None:
+    def _collate(
+        self, batch: ShardBatch, streams: Streams, worker: str
+    ) -> tuple[Any, BaseException | None]:
         samples = batch.samples
         if not self._recipe.transforms:
             try:
                 self.packed = [self._desk.pack(samples)]
             except BaseException:
-                super()._collate(batch, streams, worker)
-        elif all(isinstance(sample, RawSample) for sample in samples):
+                return super()._collate(batch, streams, worker)
+            return None, None
+        if all(isinstance(sample, RawSample) for sample in samples):
             self.packed = [sample.packed for sample in samples]
             self.states = [sample[1:] for sample in samples]
+            return None, None
+        shard, first = batch.source.shard.number, batch.indices[0]
+        streams.begin(lambda ordinal: self._recipe.seed(shard, ordinal))
+        steps = Steps(self._recipe, self._desk, streams)
+        try:
+            batch.samples = steps.run(first, samples)
+        except BaseException as error:
+            return None, steps_failed(error, shard, steps, self._recipe, self._desk)
         else:
-            shard, first = batch.source.shard.number, batch.indices[0]
-            streams.begin(lambda ordinal: self._recipe.seed(shard, ordinal))
-            steps = Steps(self._recipe, self._desk, streams)
-            try:
-                batch.samples = steps.run(first, samples)
-            except BaseException as error:
-                failure = steps_failed(error, shard, steps, self._recipe, self._desk)
-                self._epoch.collated(batch, None, failure)
-            else:
-                super()._collate(batch, streams, worker)
-            finally:
-                release(samples, self._desk)
+            return super()._collate(batch, streams, worker)
+        finally:
+            release(samples, self._desk)
 
 
 class Finishing:

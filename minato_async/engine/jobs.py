@@ -10,7 +10,7 @@ from minato_async.checkpoint import SampleCancelled, current
 from minato_async.engine.batches import Batch
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Sample
-from minato_async.engine.recipe import BoundRecipe
+from minato_async.engine.recipe import BoundRecipe, OnError
 from minato_async.errors import name_batch, name_sample, shown
 from minato_async.executors.base import Worker
 
@@ -43,6 +43,7 @@ class SampleJob:
         #: Nobody waits for the running sample any more, nor for its worker.
         self._expired = False
         self._worker = ""
+        self._on_error: OnError = "raise"
         self._streams: Any = None
         #: What the worker has collated last and not passed on yet. It waits for the lock that the
         #: worker takes anyway to get its next job: else the consumer, just woken, would meet the
@@ -64,7 +65,7 @@ class SampleJob:
     def run(self, worker: Worker) -> None:
         self._worker = worker.name
         bound = self._recipe.bind(worker)
-        self._streams = bound.streams
+        self._streams, self._on_error = bound.streams, bound.on_error
         current.job = self
         try:
             bound.context.run(self._run, bound, worker.name)
@@ -207,7 +208,7 @@ class SampleJob:
 
     def _fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
         """Do with a failed sample what the user asked for: raise, skip, or replace it."""
-        handler = self._recipe.on_error
+        handler = self._on_error
         replacement: Any = None
         if callable(handler):
             try:

@@ -70,6 +70,10 @@ class BoundRecipe(Protocol):
         """Applied to every batch, however it was collated."""
 
     @property
+    def on_error(self) -> OnError:
+        """What to do with a failed sample: the worker's own, if it is a function."""
+
+    @property
     def streams(self) -> Streams: ...
 
     @property

@@ -13,7 +13,6 @@ from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.job import UnwatchedJob
-from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
 from minato_async.engine.recipe import Streams
 from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
@@ -27,21 +26,9 @@ from minato_async.workers import current_state
 class IterableEpoch(ShardedEpoch):
     """The epoch of an iterable dataset, with the recipe for its batches."""
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        window: int | None,
-        sync: Sync,
-    ) -> None:
-        super().__init__(shards, recipe, keeps_order, ahead, window, sync)
-        self._recipe = recipe
-
     def next_job(self, worker: Worker) -> Job | None:
         source = self.claim() if self.sync.slots.free else None
-        return None if source is None else ReadJob(source, self, self._recipe, self.sync)
+        return None if source is None else ReadJob(source, self, source.recipe, self.sync)
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """No shard is its own."""
@@ -100,17 +87,20 @@ class ReadJob(UnwatchedJob):
     def run(self, worker: Worker) -> None:
         source, epoch = self._source, self._epoch
         streams = current_state().streams
+        outcome: tuple[Any, BaseException | None] | None = None
         try:
             with _inside(source):
                 batch = source.context.run(self._read, streams, worker.name)
+            # Asked now: once the batch is handed over, its failure is the consumer's to take.
+            collates = batch is not None and batch.failure is None
+            if batch is not None and collates and self._recipe.collates_inside:
+                outcome = self._collated(batch, streams, worker.name)
         except SampleCancelled:
             _release(source, epoch, self._sync)
             raise
         ended = source.reader is None or source.reader.ended
         if ended:
             close_shard(source)
-        # Asked now: once the batch is handed over, its failure is the consumer's to take.
-        collates = batch is not None and batch.failure is None
         with self._sync.lock:
             late = epoch.abandoned
             if not late:
@@ -120,12 +110,13 @@ class ReadJob(UnwatchedJob):
             _release(source, epoch, self._sync)
         elif collates:
             assert batch is not None
-            self._collating = True
-            torch.set_grad_enabled(self._recipe.grad)
-            self._recipe.autocast.apply()
-            with shown(source.shard.info):
-                # A context of its own: other workers read on in that of the shard.
-                self._recipe.context.copy().run(self._collate, batch, streams, worker.name)
+            if outcome is None:
+                outcome = self._collated(batch, streams, worker.name)
+            # Here and not under the lock: freeing takes time, and a finalizer is user code.
+            batch.samples = []
+            with self._sync.lock:
+                epoch.collated(batch, *outcome)
+            self._sync.due.ring()
 
     def _read(self, streams: Streams, worker: str) -> ShardBatch | None:
         source, seed, shard = self._source, self._recipe.seed, self._source.shard
@@ -162,23 +153,30 @@ class ReadJob(UnwatchedJob):
         batch.failure = name_read(error, f"shard {shard.number}, {where}", step, worker)
         return batch
 
-    def _collate(self, batch: ShardBatch, streams: Streams, worker: str) -> None:
-        content: Any = None
-        failure: BaseException | None = None
+    def _collated(
+        self, batch: ShardBatch, streams: Streams, worker: str
+    ) -> tuple[Any, BaseException | None]:
+        """What is delivered of `batch`, or the failure to make it."""
+        self._collating = True
+        torch.set_grad_enabled(self._recipe.grad)
+        self._recipe.autocast.apply()
+        with shown(self._source.shard.info):
+            # A context of its own: other workers may read on in that of the shard.
+            return self._recipe.context.copy().run(self._collate, batch, streams, worker)
+
+    def _collate(
+        self, batch: ShardBatch, streams: Streams, worker: str
+    ) -> tuple[Any, BaseException | None]:
         shard = batch.source.shard.number
         streams.begin(lambda _: self._recipe.seed(shard, tuple(batch.indices)))
         streams.ticket = batch
         try:
-            content = self._recipe.collate(batch.samples)
+            return self._recipe.collate(batch.samples), None
         except BaseException as error:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
-            failure = name_batch(error, batch.indices, batch.samples, f"{worker}, shard {shard}")
-        # Here and not under the lock: freeing takes time, and a finalizer is user code.
-        batch.samples = []
-        with self._sync.lock:
-            self._epoch.collated(batch, content, failure)
-        self._sync.due.ring()
+            where = f"{worker}, shard {shard}"
+            return None, name_batch(error, batch.indices, batch.samples, where)
 
 
 def initialise(shard: Shard, recipe: ShardRecipe, streams: Streams) -> None:

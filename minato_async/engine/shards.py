@@ -31,6 +31,8 @@ class Shard:
     def __init__(self, number: int, dataset: Any, info: Any) -> None:
         self.number = number
         self.dataset = dataset
+        #: The recipe with this shard's own transforms and functions in the place of the user's.
+        self.own_recipe: Callable[[ShardRecipe], ShardRecipe] = _as_it_is
         #: What `get_worker_info()` returns while code of this shard runs.
         self.info = info
         #: Filters of warnings and the like that code of this shard has changed, on threads.
@@ -40,6 +42,10 @@ class Shard:
         #: A worker is inside this shard, or about to be: it owns the iterator. Set under the
         #: engine's lock; so it also keeps a new epoch out until the last one's worker has left.
         self.occupied = False
+
+
+def _as_it_is(recipe: ShardRecipe) -> ShardRecipe:
+    return recipe
 
 
 class ShardSeeds(Protocol):
@@ -66,6 +72,9 @@ class ShardRecipe:
     seeds: ShardSeeds | None = None
     #: Applied to each sample as it is read, by the worker that reads the shard.
     transforms: Sequence[Callable[[Any], Any]] = ()
+    #: Collating may change what is the shard's: who reads the batch collates it before it leaves
+    #: the shard.
+    collates_inside: bool = False
 
     def step_name(self, step: int) -> str:
         """Names a step in error messages: 0 reads, n is the n-th transform."""
@@ -85,6 +94,7 @@ class ShardPass:
 
     def __init__(self, shard: Shard, recipe: ShardRecipe) -> None:
         self.shard = shard
+        self.recipe = shard.own_recipe(recipe)
         # A generator suspended inside `with torch.no_grad()` or `torch.inference_mode()`, or after
         # setting a context variable, goes on with that, whichever thread resumes it. As with
         # `reader`, they belong to the worker that occupies the shard.

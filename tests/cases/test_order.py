@@ -57,23 +57,6 @@ def test_case_19_otherwise_what_is_ready_comes_first(parallel: LoaderKind, batch
     assert sorted(flat(found)) == list(range(4 * batch_size))
 
 
-def test_case_19_otherwise_the_short_batch_need_not_be_last(parallel: LoaderKind) -> None:
-    door = Turnstile()
-
-    def collate(samples: list[int]) -> list[int]:
-        if len(samples) == 4:
-            door.hold()
-        return samples
-
-    loader = parallel(Made(6), 4, num_workers=2, in_order=False, collate_fn=collate)
-    with iterating(loader) as iterator:
-        early = next(iterator)
-        assert len(early) == 2
-        door.let_go()
-        (last,) = iterator
-    assert sorted(early + last) == list(range(6))
-
-
 class OneShardHeld(IterableDataset[int]):
     """Shard 0 is held at its first sample."""
 

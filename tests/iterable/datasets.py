@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from minato_async import share
 from tests.loaders import LoaderKind
 
 #: Seconds after which something that should happen at once is said not to happen.
@@ -166,6 +167,7 @@ class Gated(IterableDataset[int]):
         self.most_inside: list[int] = [0]
         self.ended_in: list[str] = []
         self.all_ended = threading.Semaphore(0)
+        share(self, "most_inside", "ended_in")
 
     def __iter__(self) -> Iterator[int]:
         return GatedIterator(self, shard_number())
@@ -203,6 +205,7 @@ class Closing(IterableDataset[int]):
     def __init__(self) -> None:
         self.closed_in: list[str] = []
         self.closed = threading.Semaphore(0)
+        share(self, "closed_in")
 
     def __iter__(self) -> Iterator[int]:
         try:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from minato_async import share
+
 #: Seconds after which a wait that should have ended long ago fails its test.
 PATIENCE = 30.0
 
@@ -45,6 +47,7 @@ class Tally:
     """Counts, from any thread."""
 
     def __init__(self) -> None:
+        share(self)
         self._lock = threading.Lock()
         self._counts: Counter[Any] = Counter()
         self._inside = 0

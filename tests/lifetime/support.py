@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import psutil
 
+from minato_async import share
 from tests.threads import wait_for_threads
 
 #: Seconds after which a wait that should have ended long ago fails its test.
@@ -29,6 +30,7 @@ class Gate:
     made: ClassVar[list[Gate]] = []
 
     def __init__(self, free: Iterable[int] = ()) -> None:
+        share(self)
         self.made.append(self)
         self.calls: Counter[int] = Counter()
         self.inside = 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from minato_async import MinatoLoader
+from minato_async import MinatoLoader, share
 from minato_async.engine.engine import Engine
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.map_epoch import MapEpoch
@@ -39,6 +39,7 @@ class Counted:
     """Counts how many of its kind are in memory."""
 
     def __init__(self) -> None:
+        share(self)
         self._lock = threading.Lock()
         self._freed: deque[None] = deque()
         self.most = 0

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from minato_async import share
+
 #: Seconds after which a wait that should have ended long ago fails its test.
 PATIENCE = 60.0
 
@@ -46,9 +48,10 @@ COLLATED_SAMPLES: Sequence[Any] = [
 
 
 class Counting:
-    """`n` samples, each its own index; counts how often each is asked for."""
+    """`n` samples, each its own index; counts how often each is asked for, by all workers."""
 
     def __init__(self, n: int) -> None:
+        share(self)
         self.n = n
         self.calls: Counter[int] = Counter()
         self._changed = threading.Condition()

@@ -28,7 +28,7 @@ class Mosaic:
     """Mixes what it has loaded last into each sample, and tells which worker made it."""
 
     def __init__(self, failing: tuple[int, ...] = ()) -> None:
-        self.recent: tuple[int, ...] = ()
+        self.recent: list[int] = []
         self.failing = failing
 
     def __len__(self) -> int:
@@ -36,7 +36,8 @@ class Mosaic:
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
-        self.recent = (*self.recent[-3:], index)
+        self.recent.append(index)
+        del self.recent[:-4]
         if index in self.failing:
             raise LookupError(index)
         return torch.tensor([index, sum(self.recent), 0 if info is None else info.id])

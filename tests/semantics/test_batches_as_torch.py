@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from minato_async import MinatoLoader
+from minato_async import MinatoLoader, share
 from minato_async.engine.claim_size import ClaimSize
 from tests.loaders import ALL, OURS, LoaderKind
 
@@ -42,6 +42,7 @@ class Squares:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        share(self, "asked")
 
     def __len__(self) -> int:
         return 10
@@ -244,6 +245,7 @@ class TestKeys:
         class Remember:
             def __init__(self) -> None:
                 self.keys: list[Any] = []
+                share(self, "keys")
 
             def __getitem__(self, key: Any) -> int:
                 self.keys.append(key)

@@ -1,0 +1,84 @@
+"""MONAI's random transforms draw into themselves and apply that to image and label alike."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from minato_async import MinatoLoader
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    pytest.skip("importing MONAI would turn the GIL on", allow_module_level=True)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    monai_data = pytest.importorskip("monai.data")
+    transforms = pytest.importorskip("monai.transforms")
+    from monai.data.meta_obj import set_track_meta
+
+
+@pytest.fixture(autouse=True)
+def plain_tensors() -> Any:
+    set_track_meta(False)
+    yield
+    set_track_meta(True)
+
+
+SAMPLES = 2000
+
+
+def volumes(n: int = 16) -> list[dict[str, torch.Tensor]]:
+    made = torch.rand(n, 1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    return [{"image": volume, "label": volume.clone()} for volume in made]
+
+
+def augmentation() -> Any:
+    keys = ["image", "label"]
+    return transforms.Compose(
+        [
+            transforms.RandFlipd(keys, prob=0.5, spatial_axis=0),
+            transforms.RandRotate90d(keys, prob=0.5),
+            transforms.RandSpatialCropd(keys, (4, 4, 4), random_size=False),
+        ]
+    )
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("at", ["dataset", "transforms", "collate_fn"])
+def test_image_and_label_stay_alike(executor: str, at: str) -> None:
+    count = SAMPLES if executor == "thread" and at == "dataset" else SAMPLES // 10
+    data = (volumes() * (count // 16 + 1))[:count]
+    options: dict[str, Any] = {"num_workers": 8, "executor": executor, "in_order": False}
+    augment = augmentation()
+    if at == "dataset":
+        dataset = monai_data.Dataset(data, augment)
+        loader: MinatoLoader[Any] = MinatoLoader(dataset, 20, **options)
+    elif at == "transforms":
+        loader = MinatoLoader(data, 20, transforms=[augment], **options)  # type: ignore[arg-type]
+    else:
+
+        def collate(samples: list[Any]) -> Any:
+            return torch.utils.data.default_collate([self(sample) for sample in samples])
+
+        self = augment
+        loader = MinatoLoader(data, 20, collate_fn=collate, **options)  # type: ignore[arg-type]
+    loaded, alike = 0, 0
+    for batch in loader:
+        loaded += len(batch["image"])
+        alike += sum(map(torch.equal, batch["image"], batch["label"]))
+
+    assert loaded == count
+    assert alike == count
+
+
+def test_a_cache_dataset_gives_what_its_own_loader_gives() -> None:
+    scale = transforms.ScaleIntensityd(["image", "label"])
+    dataset = monai_data.CacheDataset(volumes(), scale, progress=False)
+    expected = list(monai_data.DataLoader(dataset, batch_size=4, num_workers=0))
+    found = list(MinatoLoader(dataset, 4, num_workers=3, executor="thread", in_order=True))
+
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one["image"], other["image"])
