@@ -183,7 +183,7 @@ class MinatoLoader(DataLoader[T_co]):
         self.on_error = on_error
         self.executor = executor
         self.check = check
-        check_options(self)
+        options = check_options(self)
         self._epochs = 0
         self._replicas = ReplicaPool()
         self._latest: weakref.ref[LoaderIterator] | None = None
@@ -191,7 +191,7 @@ class MinatoLoader(DataLoader[T_co]):
         #: What its iterators have told the user already.
         self._given_advice: set[str] = set()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
-            install_streams()
+            install_streams(torch=num_workers == 0 or options.executor == "thread")
 
     def _count_epoch(self) -> int:
         """The number of this `iter()` call, from 0."""

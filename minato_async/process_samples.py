@@ -184,7 +184,9 @@ class SampleRunner:
     ) -> tuple[Packed | None, PackedError | None]:
         """The batch, or the failure to make it."""
         recipe, job = bound.recipe, current.job
-        bound.streams.begin(lambda _: recipe.seed(tuple(indices), 0, 0))
+        # Torch's own functions draw nothing, and a digest of all indices takes its time.
+        draws = not recipe.collates_by_default
+        bound.streams.begin(lambda _: recipe.seed(tuple(indices), 0, 0), draws)
         bound.streams.ticket = samples
         current.job = None
         try:

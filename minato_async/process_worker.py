@@ -117,7 +117,7 @@ def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None
         _seed_generators(plan.base_seed + number)
     desk = Desk(plan.memory, number, pickle.loads(first), channel)
     _collate_into(desk.own)
-    with worker_thread(desk, plan.isolated):
+    with worker_thread(desk, plan.isolated, own_process=True):
         runner = plan.make_runner(desk)
         channel.send(READY)
         while True:
@@ -143,7 +143,7 @@ def prepare(luggage: Luggage, isolated: bool) -> WorkerMain:
             importlib.import_module(name)
     find_libraries()
     if isolated:
-        install_streams()
+        install_streams(torch=False)
     return partial(_unpack_and_run, luggage)
 
 

@@ -7,8 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from minato_async.engine.recipe import Streams
-from minato_async.seeding import SampleStreams, UnstableKeyError, epoch_seed, seed_in_epoch
+from minato_async.seeding import (
+    SampleStreams,
+    UnstableKeyError,
+    epoch_seed,
+    install,
+    seed_in_epoch,
+)
 from minato_async.seeding.current import current
+from minato_async.seeding.process_streams import ProcessStreams
 
 
 class EpochSeeds:
@@ -36,7 +43,7 @@ class NoStreams:
     #: What torch's `WorkerInfo` carries: nothing of the worker's own.
     worker_rng: Any = None
 
-    def begin(self, resolve: Any) -> None:
+    def begin(self, resolve: Any, draws: bool = True) -> None:
         """Nothing to do: every draw comes from the process-wide generators."""
 
     def end(self) -> None:
@@ -74,12 +81,15 @@ def _streams_here() -> SampleStreams:
 
 
 @contextmanager
-def thread_streams(isolated: bool) -> Iterator[Streams]:
-    """The streams from which the calling thread draws, until it leaves the context."""
+def thread_streams(isolated: bool, own_process: bool = False) -> Iterator[Streams]:
+    """The streams from which the calling thread draws, until it leaves the context. `own_process`:
+    it is the thread of a worker process."""
     if not isolated:
         yield NoStreams()
         return
-    streams = SampleStreams()
+    # Most often done already, when the loader was made; but what loads is asked anew at each epoch.
+    install(torch=not own_process)
+    streams = ProcessStreams() if own_process else SampleStreams()
     try:
         with streams.active():
             yield streams

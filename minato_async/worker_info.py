@@ -22,7 +22,8 @@ class _ThreadState(threading.local):
     hidden: bool = False
 
 
-_thread = _ThreadState()
+# Kept outside this package: loaders of an earlier import of it go on with the same threads.
+_thread: _ThreadState = vars(torch_worker).setdefault("_minato_thread", _ThreadState())
 
 
 def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any, rng: Any) -> Any:
@@ -55,14 +56,14 @@ def show(info: Any) -> None:
 
 def _replace_body(function: Any, replacement: Any) -> None:
     """Give `function` the body of `replacement`, which may call the original as
-    `_minato_original_NAME` and this module as `_minato_worker_info`."""
-    module = function.__globals__
-    original = FunctionType(
-        function.__code__, module, function.__name__, function.__defaults__, function.__closure__
-    )
-    original.__kwdefaults__ = function.__kwdefaults__
-    module[f"_minato_original_{function.__name__}"] = original
-    module["_minato_thread"] = _thread
+    `_minato_original_NAME` and this module's thread state as `_minato_thread`."""
+    module, name = function.__globals__, f"_minato_original_{function.__name__}"
+    if name not in module:  # or else this package is imported anew
+        original = FunctionType(
+            function.__code__, module, function.__name__, function.__defaults__, None
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        module[name] = original
     code: CodeType = replacement.__code__
     function.__code__ = code
 
@@ -91,5 +92,6 @@ def _collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 # At import, and not at the first loader: a function should not change its body while another
 # thread may be calling it.
+vars(torch_collate)["_minato_thread"] = _thread
 _replace_body(torch_worker.get_worker_info, _get_worker_info)
 _replace_body(torch_collate.collate_tensor_fn, _collate_tensor_fn)

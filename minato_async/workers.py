@@ -108,11 +108,11 @@ def current_state() -> ThreadState:
 
 
 @contextlib.contextmanager
-def worker_thread(worker: Worker, isolated: bool) -> Iterator[None]:
+def worker_thread(worker: Worker, isolated: bool, own_process: bool = False) -> Iterator[None]:
     """The context in which a worker's thread runs, from its start to its end. `isolated`: each
     sample has random state of its own."""
     use_one_thread_here()
-    with thread_streams(isolated) as streams:
+    with thread_streams(isolated, own_process) as streams:
         state = _current.state = ThreadState(streams)
         try:
             yield

@@ -41,8 +41,9 @@ class Streams(Protocol):
     def worker_rng(self) -> Any:
         """What goes into torch's `WorkerInfo.rng`."""
 
-    def begin(self, resolve: Callable[[Any], int]) -> None:
-        """What follows are other tickets. `resolve` gives the seed of one, at its first draw."""
+    def begin(self, resolve: Callable[[Any], int], draws: bool = True) -> None:
+        """What follows are other tickets. `resolve` gives the seed of one, at its first draw or
+        before. `draws`: there may be draws."""
 
     def end(self) -> None:
         """Keep nothing of the last ticket."""

@@ -14,7 +14,7 @@ from numpy.random import mtrand
 
 from minato_async.seeding.current import NO_SAMPLE, current
 from minato_async.seeding.keys import nth
-from minato_async.seeding.rebinding import Replacements
+from minato_async.seeding.rebinding import Replacements, mark, original_of
 
 if TYPE_CHECKING:
     from minato_async.seeding.streams import SampleStreams
@@ -106,6 +106,11 @@ class NumpyStream:
             self._generator = np.random.Generator(bits)
         return self._generator
 
+    @property
+    def begun(self) -> bool:
+        """Whether the current sample has drawn from here, or seeded this."""
+        return self.sample is self._streams.ticket
+
     def save(self) -> NumpyState:
         """Everything about the stream, picklable."""
         seeded = self._hashed_left == _TWISTER
@@ -126,7 +131,7 @@ class NumpyStream:
         self.sample = self._streams.ticket
 
 
-_global: Any = mtrand._rand  # before `install`
+_global: Any = original_of(mtrand._rand)  # before `install`
 
 
 def _target() -> Any:
@@ -262,8 +267,8 @@ _METHODS = {
 }
 
 
-_default_rng = np.random.default_rng
-_set_bit_generator: Any = mtrand.set_bit_generator
+_default_rng: Any = original_of(np.random.default_rng)
+_set_bit_generator: Any = original_of(mtrand.set_bit_generator)
 
 
 @functools.wraps(_default_rng)
@@ -289,12 +294,20 @@ def install() -> Replacements:
     """Which objects are to be replaced, under the names that hold them, to make `numpy.random` ask
     which thread is calling."""
     dispatcher: Any = type("RandomState", (_ThreadState,), _METHODS)()
+    mark(dispatcher, _global)
+    mark(_thread_default_rng, _default_rng)
+    mark(_thread_set_bit_generator, _set_bit_generator)
+    # What stands there now may have been put there by another import of this package.
+    installed: Any = mtrand._rand
     replacements: Replacements = {
-        id(_global): (_global, dispatcher),
-        id(_default_rng): (_default_rng, _thread_default_rng),
-        id(_set_bit_generator): (_set_bit_generator, _thread_set_bit_generator),
+        id(old): (old, new)
+        for old, new in (
+            (installed, dispatcher),
+            (np.random.default_rng, _thread_default_rng),
+            (mtrand.set_bit_generator, _thread_set_bit_generator),
+        )
     }
     for bound in vars(mtrand).values():
-        if getattr(bound, "__self__", None) is _global:
+        if getattr(bound, "__self__", None) is installed:
             replacements[id(bound)] = bound, getattr(dispatcher, bound.__name__)
     return replacements

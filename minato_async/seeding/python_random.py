@@ -112,6 +112,11 @@ class PythonStream:
             self._start()
         self._gauss_next = value
 
+    @property
+    def begun(self) -> bool:
+        """Whether the current sample has drawn from here, or seeded this."""
+        return self.sample is self._streams.ticket
+
     def save(self) -> PythonState:
         """Everything about the stream, picklable."""
         twister = self._twister.getstate() if self._hashed_left == _TWISTER else None

@@ -16,7 +16,6 @@ from minato_async.seeding.python_random import (
     PythonStream,
     module_generator,
 )
-from minato_async.seeding.torch_mode import SampleMode
 from minato_async.seeding.torch_random import TorchState, TorchStream
 
 try:
@@ -55,7 +54,6 @@ class SampleStreams:
         "_resolve",
         "_seed",
         "_seeded",
-        "mode",
         "numpy",
         "python",
         "ticket",
@@ -73,18 +71,27 @@ class SampleStreams:
         self.python = PythonStream(self)
         if HAS_NUMPY:
             self.numpy = NumpyStream(self)
-        self.torch = TorchStream(self)
-        self.mode = SampleMode(self.torch)
+        self.torch: Any = self._make_torch()
         #: For `WorkerInfo.rng` of the worker whose streams these are.
         self.worker_rng: Any = WorkerRng(self)
+
+    def _make_torch(self) -> Any:
+        return TorchStream(self)
+
+    @property
+    def hooked(self) -> TorchStream | None:
+        """From what torch's functions are to draw instead of from the global generator."""
+        stream: TorchStream = self.torch
+        return stream
 
     def active(self) -> Activation:
         """Make the thread that enters the returned context draw from here until it leaves it."""
         return Activation(self)
 
-    def begin(self, resolve: Callable[[Any], int]) -> None:
+    def begin(self, resolve: Callable[[Any], int], draws: bool = True) -> None:
         """Forget the last sample. `resolve` gives the 64-bit seed for a ticket; it is called at
-        the first draw of each sample that draws."""
+        the first draw of each sample that draws. `draws`: what follows may draw; where nothing is
+        prepared before the first draw, that does not matter."""
         self._resolve = resolve
         self._forget()
 
@@ -97,8 +104,7 @@ class SampleStreams:
     def dissolve(self) -> None:
         """Nobody draws any more: part from the streams, which refer to this. In a circle they would
         be left to the collector, which comes rarely where Python is free-threaded."""
-        self.mode.dissolve()
-        for name in ("python", "numpy", "torch", "mode", "worker_rng"):
+        for name in ("python", "numpy", "torch", "worker_rng"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -126,7 +132,7 @@ class SampleStreams:
         states = {
             name: stream.save()
             for name in ("python", "numpy", "torch")
-            if (stream := getattr(self, name, None)) is not None and stream.sample is self.ticket
+            if (stream := getattr(self, name, None)) is not None and stream.begun
         }
         self._forget()
         return SampleState(**states) if states else None
@@ -148,12 +154,11 @@ class Activation:
 
     def __init__(self, streams: SampleStreams) -> None:
         self._streams = streams
-        self._before: list[SampleStreams | None] = []
+        self._before: list[tuple[SampleStreams | None, TorchStream | None]] = []
 
     def __enter__(self) -> SampleStreams:
-        self._before.append(current.streams)
-        self._streams.mode.__enter__()  # type: ignore[no-untyped-call]
-        current.streams = self._streams
+        self._before.append((current.streams, current.torch))
+        current.streams, current.torch = self._streams, self._streams.hooked
         return self._streams
 
     def __exit__(
@@ -162,8 +167,7 @@ class Activation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        current.streams = self._before.pop()
-        self._streams.mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        current.streams, current.torch = self._before.pop()
 
 
 class WorkerRng:

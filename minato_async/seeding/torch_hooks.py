@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-#: The sample's stream, torch's function and its arguments. The mode is off while it runs.
+#: The sample's stream, torch's function as it was before it was replaced, and its arguments.
 Hook = Callable[["TorchStream", Any, Args, Kwargs], Any]
 
 
@@ -54,16 +53,6 @@ def inject(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return func(*args, generator=generator)
 
 
-def inject_factory(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`inject`, for functions that are given no tensor. The mode knows it, and may do its work."""
-    return inject(stream, func, args, kwargs)
-
-
-def inject_method(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`inject`, for methods of a tensor. The mode knows it, and may do its work."""
-    return inject(stream, func, args, kwargs)
-
-
 def inject_at(position: int) -> Hook:
     """For operators that also take the generator after `position` other arguments."""
 
@@ -78,7 +67,8 @@ def inject_at(position: int) -> Hook:
 
 
 def inject_overload(packet: Any) -> Hook:
-    """For one overload that takes none, of a packet in which another does."""
+    """For one overload that takes none, of a packet in which another does; `packet` is what calls
+    any of them."""
 
     def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return inject(stream, packet, args, kwargs)
@@ -198,66 +188,26 @@ def attention(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any
     return (weights * keep.div_(1 - p)) @ value
 
 
-# Functions of torch that call what may draw -------------------------------------------------------
-
-
-def under_mode(function: FunctionType) -> Hook:
-    """Run a Python function of torch with the mode on, so that what it calls is seen.
-
-    Such a function first asks whether its arguments override it, which under a mode is always so.
-    This runs a copy of it, whose globals answer no, for the original would come here for ever.
-    """
-    namespace = dict(function.__globals__)
-    for name in namespace:
-        if name.startswith("has_torch_function"):
-            namespace[name] = _never
-    copy = FunctionType(
-        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-
-    def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        with stream.streams.mode:
-            return copy(*args, **kwargs)
-
-    return hook
-
-
-def _never(*_: Any) -> bool:
-    return False
-
-
-def calls_back(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """For methods that call a function of the user's, the last argument, for each number."""
-    *others, function = args
-
-    def with_mode(*values: Any) -> Any:
-        with stream.streams.mode:
-            return function(*values)
-
-    return func(*others, with_mode, **kwargs)
-
-
 # What draws from the global generator all the same ------------------------------------------------
 
 
-def warn_if_dropping(name: str) -> Hook:
-    """For operators that draw inside where their dropout argument is not zero."""
+def warn_if_dropping(name: str, overload: Any = None) -> Hook:
+    """For operators that draw inside where their dropout argument is not zero, or one overload."""
 
     def hook(stream: TorchStream, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        if _drops(func, name, args, kwargs):
+        if _drops(overload, name, args, kwargs):
             _warn_once(name)
         return func(*args, **kwargs)
 
     return hook
 
 
-def _drops(func: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a call drops anything, by the operator's schema."""
+def _drops(overload: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a call drops anything, by the operator's schema; `overload` if one was called."""
     packet = getattr(torch.ops.aten, name)
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    for overload in [func] if func in overloads else overloads:
-        names = tuple(argument.name for argument in overload._schema.arguments)
+    for candidate in overloads if overload is None else [overload]:
+        names = tuple(argument.name for argument in candidate._schema.arguments)
         values = _named(names, args, kwargs)
         # A recurrent layer has two forms, told apart by where its first flag stands.
         if isinstance(values.get("has_biases", True), bool):

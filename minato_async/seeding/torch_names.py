@@ -56,22 +56,6 @@ WITHOUT_GENERATOR = (
     "native_dropout",
     "scaled_dot_product_attention",
 )
-#: Functions of torch.nn.functional that are written in Python and draw inside.
-PYTHON_FUNCTIONS = (
-    "alpha_dropout",
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "feature_alpha_dropout",
-    "fractional_max_pool2d",
-    "fractional_max_pool2d_with_indices",
-    "fractional_max_pool3d",
-    "fractional_max_pool3d_with_indices",
-    "gumbel_softmax",
-    "multi_head_attention_forward",
-    "rrelu",
-)
 #: Recurrent layers: dropout between layers is drawn inside, from the global generator.
 RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 #: Parts of operators, which draw from the global generator where their dropout argument is

@@ -91,28 +91,33 @@ class TorchStream:
             self._seeded.add(device)
         return generator
 
+    @property
+    def begun(self) -> bool:
+        """Whether the current sample has drawn from here, or seeded this."""
+        return self.sample is self.streams.ticket
+
     def save(self) -> TorchState:
         """Everything about the stream, picklable without shared memory (so: no tensors)."""
-        devices = {str(device): _dump(self._devices[device]) for device in self._seeded}
-        return _dump(self.own), self._device_seed, devices
+        devices = {str(device): dump(self._devices[device]) for device in self._seeded}
+        return dump(self.own), self._device_seed, devices
 
     def restore(self, state: TorchState) -> None:
         """Go on from a saved stream, as the current sample's."""
         cpu, seed, devices = state
-        _load(self.own, cpu)
+        load(self.own, cpu)
         self.seed_devices(seed)
         for name, content in devices.items():
             generator = self.generator(torch.device(name))
             if generator is not None:
-                _load(generator, content)
+                load(generator, content)
 
 
-def _dump(generator: torch.Generator) -> bytes:
+def dump(generator: torch.Generator) -> bytes:
     state = generator.get_state()
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 
-def _load(generator: torch.Generator, content: bytes) -> None:
+def load(generator: torch.Generator, content: bytes) -> None:
     generator.set_state(torch.frombuffer(bytearray(content), dtype=torch.uint8))
 
 
@@ -225,10 +230,10 @@ def install() -> None:
             before: FunctionType, for_sample: Callable[..., Any] = for_sample
         ) -> Callable[..., Any]:
             def dispatch(*args: Any, **kwargs: Any) -> Any:
-                streams = current.streams
-                if streams is None:
+                stream = current.torch
+                if stream is None:
                     return before(*args, **kwargs)
-                return for_sample(streams.torch, *args, **kwargs)
+                return for_sample(stream, *args, **kwargs)
 
             return dispatch
 
