@@ -81,7 +81,9 @@ def original_of(function: BuiltinFunctionType) -> Body | None:
     return found
 
 
-def give_bodies(functions: Iterable[BuiltinFunctionType], make: Callable[[Any, Body], Body]) -> None:
+def give_bodies(
+    functions: Iterable[BuiltinFunctionType], make: Callable[[Any, Body], Body]
+) -> None:
     """Give each function the body that `make` returns for it and for its original, which does what
     the function did. What has got a body before gets the new one.
 
@@ -119,8 +121,7 @@ def _owner(function: BuiltinFunctionType) -> Any:
 def _check(function: BuiltinFunctionType) -> None:
     known = (
         sys.implementation.name == "cpython"
-        and type(function) is BuiltinFunctionType
-        and type(function).__basicsize__ == _SIZE
+        and BuiltinFunctionType.__basicsize__ == _SIZE
         and _pointer(function, _OWNER_AT).value == id(_owner(function))
     )
     if known:

@@ -277,7 +277,8 @@ def _thread_default_rng(seed: Any = None) -> np.random.Generator:
     streams = current.streams
     if seed is None and streams is not None:
         seed = np.frombuffer(streams.numpy.state().bytes(16), np.uint32)
-    return _default_rng(seed)
+    generator: np.random.Generator = _default_rng(seed)
+    return generator
 
 
 @functools.wraps(_set_bit_generator)

@@ -46,7 +46,7 @@ class ProcessStreams(SampleStreams):
             self.torch.start()
 
     # The generators must be ready before the sample's first draw, which nobody sees.
-    ticket = property(attrgetter("_ticket"), _set_ticket)  # type: ignore[assignment]
+    ticket = property(attrgetter("_ticket"), _set_ticket)
 
 
 class ProcessTorchStream:
@@ -67,7 +67,7 @@ class ProcessTorchStream:
         self._devices: list[Any] = [
             module
             for module in (torch.cuda, torch.xpu)
-            if module._is_compiled() and not module._is_in_bad_fork()  # type: ignore[no-untyped-call]
+            if module._is_compiled() and not module._is_in_bad_fork()
         ]
         for module in self._devices:
             # Carried out when the device is first used, in the middle of a sample.

@@ -71,7 +71,7 @@ def redirect(function: FunctionType, make: Callable[[FunctionType], Callable[...
     stub = scope["stub"].__code__.replace(
         co_name=code.co_name, co_qualname=code.co_qualname, co_filename=__file__
     )
-    function.__wrapped__ = before  # type: ignore[attr-defined]  # what inspect.signature reads
+    function.__wrapped__ = before  # what inspect.signature reads
     mark(function, before)
     # Last: another thread may be calling the function now, with the old code or the new one.
     function.__code__ = stub

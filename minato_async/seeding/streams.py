@@ -187,7 +187,8 @@ class WorkerRng:
     @property
     def torch_generator(self) -> torch.Generator:
         """For torch on the CPU."""
-        return self._streams.torch.cpu()
+        generator: torch.Generator = self._streams.torch.cpu()
+        return generator
 
     @property
     def numpy_generator(self) -> Any:

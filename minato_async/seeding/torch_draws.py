@@ -52,8 +52,10 @@ def _steps_aside() -> bool:
     return _dispatch_modes() > 0 and any(_C._get_dispatch_mode(key) for key in _tracing_modes)
 
 
-# The bodies. What they need at each call are arguments and locals as far as that is possible:
-# free-threaded CPython 3.13 does not specialise code, so a global costs it a search each time. -----
+# The bodies ---------------------------------------------------------------------------------------
+#
+# What they need at each call stands in their closures: free-threaded CPython 3.13 does not
+# specialise code, so a global costs it a search each time.
 
 
 def _body(original: Body, hook: Hook) -> Body:
@@ -88,26 +90,33 @@ def _factory_body(original: Body) -> Body:
     return body
 
 
-def _method_body(original: Body) -> Body:
-    """`_body` with `hooks.inject`, for methods of a tensor."""
+def _method_body(original: Body, hook: Hook) -> Body:
+    """What stands in the place of a method of a tensor."""
     here, under_function_mode, dispatch_modes = current, _under_function_mode, _dispatch_modes
+    compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+    name: str = original.__name__
+    injects = hook is hooks.inject
 
     def body(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Never so when this runs: for `torch.compile`, which reads it where the method is called by
+        # the name of the class, and knows methods by their names.
+        if compiling():
+            return getattr(self, name)(*args, **kwargs)
         stream = here.torch
         if stream is None or under_function_mode():
             return original(self, *args, **kwargs)
         if dispatch_modes() and _steps_aside():
             return original(self, *args, **kwargs)
-        if self.is_cpu and "generator" not in kwargs:
+        if injects and self.is_cpu and "generator" not in kwargs:
             if stream.sample is not stream.streams.ticket:
                 stream.start()
             return original(self, *args, generator=stream.own, **kwargs)
-        return hooks.inject(stream, original, (self, *args), kwargs)
+        return hook(stream, original, (self, *args), kwargs)
 
     return body
 
 
-# Putting them in place -----------------------------------------------------------------------------
+# Putting them in place ----------------------------------------------------------------------------
 
 _LIKE: dict[str, Hook] = {
     "rand_like": hooks.rand_like,
@@ -154,7 +163,9 @@ def install() -> None:
 
     def make(function: Any, original: Body) -> Body:
         name = name_of[id(function)]
-        return _factory_body(original) if name in names.FACTORIES else _body(original, by_name[name])
+        return (
+            _factory_body(original) if name in names.FACTORIES else _body(original, by_name[name])
+        )
 
     give_bodies([function for function, _ in functions], make)
     HOOKS.update((function, by_name[name]) for function, name in functions)
@@ -170,8 +181,7 @@ def _replace_methods(by_name: dict[str, Hook]) -> None:
     for name, hook in by_name.items():
         original = original_of(getattr(Tensor, name, None))
         if isinstance(original, MethodDescriptorType):
-            method: Any
-            method = _method_body(original) if hook is hooks.inject else _body(original, hook)
+            method: Any = _method_body(original, hook)
             method.__name__, method.__doc__ = name, original.__doc__
             # Where it is found, so that it can be pickled.
             method.__module__, method.__qualname__ = "torch", f"Tensor.{name}"
@@ -218,9 +228,7 @@ def _replace_operator(namespace: Any, name: str, hook: Hook) -> None:
             drops = name in names.RECURRENT or name in names.INTERNAL
             _replace_call(overload, hooks.warn_if_dropping(name, overload) if drops else hook)
     # Scripted code finds an operator by what it calls inside.
-    torch.jit._builtins._register_builtin(  # type: ignore[no-untyped-call]
-        packet._op, packet._qualified_op_name
-    )
+    torch.jit._builtins._register_builtin(packet._op, packet._qualified_op_name)
 
 
 def _replace_call(called: Any, hook: Hook) -> None:

@@ -7,6 +7,7 @@ that they give the numbers that torch gives for the same state of a generator.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,8 @@ def dropout(*, feature: bool = False, alpha: bool = False, inplace: bool = False
         if not alpha:
             noise.div_(1 - p)
             return x.mul_(noise) if inplace else x * noise
-        scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
+        # As torch rounds it, to the last bit.
+        scale = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
         shift = (noise - 1).mul_(_ALPHA * scale).add_(_ALPHA * scale * p)
         noise.mul_(scale)
         return x.mul_(noise).add_(shift) if inplace else (x * noise).add_(shift)
