@@ -60,6 +60,10 @@ def test_compiled_draws_follow_and_keep_to_their_thread() -> None:
     graph = as_sample(lambda: traced(torch.zeros(3)))
     assert not any(node.kwargs.get("generator") for node in graph.graph.nodes)
 
+    gradient = torch.func.grad(lambda x: (x * torch.rand(3)).sum())
+    plainly = as_sample(lambda: torch.rand(3))
+    assert torch.equal(as_sample(lambda: gradient(torch.zeros(3))), plainly)
+
     def draws(x):
         drawn = torch.rand(3).sum() + torch.rand_like(x).sum() + x.clone().normal_().sum()
         dropped = F.dropout(x).sum() + torch.bernoulli(x.abs()).sum()
