@@ -2,8 +2,9 @@
 
 Measured on a thread of its own, as workers are: what it costs to run Python there on objects that
 another thread made is part of the price. Each case runs twice in turn, many times over in short
-pieces, without isolation and with it; the figure is the difference of the two fastest pieces, for
-what else the machine does can only add. Time is the thread's own, on a CPU.
+pieces, without isolation and with it, and before all that without this package; a figure is the
+difference of the fastest pieces, with isolation and without the package, for what else the machine
+does can only add. Time is the thread's own, on a CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from benchmarks.figures import at_most
 from benchmarks.report import Report, Table
@@ -61,42 +61,25 @@ def _cases() -> dict[str, Draw]:
     }
 
 
-class _BareMode(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **kwargs) if kwargs else func(*args)
-
-
-class _PassingMode(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, generator=_GENERATOR)
-
-
-_GENERATOR = torch.Generator()
-
-
 def _floor(pieces: int) -> dict[str, float]:
     """Fastest seconds of what no isolation by these means can do without."""
-    generator, state, stack = torch.Generator(), np.random.RandomState(), torch.stack
-    rand = torch.rand
+    generator, state, rand = torch.Generator(), np.random.RandomState(), torch.rand
     draws: dict[str, Draw] = {
         "torch.Generator.manual_seed": lambda: generator.manual_seed(1),
         "RandomState.seed": lambda: state.seed(1),
-        "an empty torch function mode": lambda: stack(TENSORS),
-        "a mode that only passes a generator": lambda: rand(1),
+        "torch.rand with generator=": lambda: rand(1, generator=generator),
+        "torch.rand without": lambda: rand(1),
     }
-    modes = {
-        "an empty torch function mode": _BareMode,
-        "a mode that only passes a generator": _PassingMode,
-    }
-    floor = {}
-    for name, draw in draws.items():
-        without = min(_piece(draw, SAMPLES) for _ in range(pieces))
-        if name in modes:
-            with modes[name]():
-                floor[name] = min(_piece(draw, SAMPLES) for _ in range(pieces)) - without
-        else:
-            floor[name] = without
-    return floor
+    return {name: _fastest(draw, pieces) for name, draw in draws.items()}
+
+
+def _untouched(pieces: int) -> dict[str, float]:
+    """Fastest seconds of each case, to be measured before anything is replaced."""
+    return {name: _fastest(draw, pieces) for name, draw in _cases().items()}
+
+
+def _fastest(draw: Draw, pieces: int) -> float:
+    return min(_piece(draw, SAMPLES) for _ in range(pieces))
 
 
 ONE_SAMPLE = ("torch.stack", "torch.rand", "tensor.uniform_", "tensor.shape", "F.pad")
@@ -150,36 +133,39 @@ def _on_a_thread(work: Callable[[int], Found], pieces: int) -> Found:
 
 def run(options: Options, report: Report) -> None:
     """Measure all cases; the figures are microseconds a sample, or a call of torch."""
-    install()
     rounds = []
     pieces = QUICK if options.quick else PIECES
+    floor = {name: value * 1e6 for name, value in _on_a_thread(_floor, pieces).items()}
+    untouched = _on_a_thread(_untouched, pieces)
+    install()
     for number in range(options.rounds_or(ROUNDS)):
         rounds.append(_on_a_thread(_measure, pieces))
         report.progress(f"round {number + 1} done")
     report.raw["seconds without and with isolation"] = rounds
+    report.raw["seconds without this package"] = untouched
     cost: dict[str, float] = {}
     table = Table(
         "microseconds, the fastest of all rounds",
-        ("a sample that draws from", "without isolation", "with it", "difference"),
+        ("a sample that draws from", "untouched", "without isolation", "with it", "cost"),
     )
     for name in rounds[0]:
         plain, isolated = (min(found[name][side] for found in rounds) * 1e6 for side in (0, 1))
-        cost[name] = isolated - plain
+        before = untouched[name] * 1e6
+        cost[name] = isolated - before
         label = f"one call: {name}" if name in ONE_SAMPLE else name
-        table.rows.append((label, f"{plain:.2f}", f"{isolated:.2f}", f"{cost[name]:.2f}"))
+        numbers = (before, plain, isolated, cost[name])
+        table.rows.append((label, *(f"{number:.2f}" for number in numbers)))
     report.table(table)
-    floor = {name: value * 1e6 for name, value in _on_a_thread(_floor, pieces).items()}
     report.raw["floor"] = floor
     parts = ", ".join(f"{name} {value:.2f}" for name, value in floor.items())
     report.note(f"of which, by themselves: {parts}")
-    report.note(
-        "F.pad stands for torch's functions in Python, which torch itself dispatches slowly"
-    )
+    report.note("F.pad stands for torch's functions in Python; without isolation: on other threads")
     report.figures += [
         at_most("quiet_us", cost["draws nothing"], 0.2),
         at_most("all_three_us", cost["all three"], 6.0),
         at_most("stack_us", cost["torch.stack"], 1.5),
         at_most("rand_us", cost["torch.rand"], 1.5),
+        at_most("uniform_us", cost["tensor.uniform_"], 1.5),
     ]
 
 

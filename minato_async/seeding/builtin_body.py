@@ -141,19 +141,24 @@ def _check(function: BuiltinFunctionType) -> None:
 
 def _replace(function: BuiltinFunctionType, make: Callable[[Any, Body], Body]) -> None:
     api: Any = ctypes.pythonapi
-    create = api.PyCFunction_NewEx
-    create.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
-    create.restype = ctypes.py_object
     definition = _pointer(function, _DEFINITION_AT)
     assert definition.value is not None
     old, owner = _Definition.from_address(definition.value), _owner(function)
-    original = create(definition.value, owner, function.__module__)
+    # The original is made as a function of a module: free-threaded CPython counts no references to
+    # these, and threads that count references to one object hinder each other.
+    module = ModuleType(function.__module__)
+    found = (_Definition * 2)(
+        _Definition(old.name, old.function, _VARARGS_AND_KEYWORDS, old.doc), _Definition()
+    )
+    if api.PyModule_AddFunctions(ctypes.py_object(module), found):
+        raise SystemError(f"{function!r} cannot be added to a module")
+    original: Body = getattr(module, function.__name__)
     call = ctypes.cast(api.PyObject_Call, ctypes.c_void_p).value
     new = _Definition(old.name, call, _VARARGS_AND_KEYWORDS, old.doc)
     instead = _CalledInstead(make(function, original))
     instead.original, instead.owner = original, owner
     # For ever: a function may be called until the process ends. Nor is the old owner given up.
-    for kept in (new, instead):
+    for kept in (found, new, instead):
         api.Py_IncRef(ctypes.py_object(kept))
     # The object first, for the old body does not look at it: another thread may be calling now.
     _pointer(function, _OWNER_AT).value = id(instead)

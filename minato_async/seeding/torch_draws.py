@@ -18,105 +18,17 @@ import torch
 import torch.jit._builtins
 from torch import Tensor
 
+from minato_async.seeding import torch_bodies as bodies
 from minato_async.seeding import torch_hooks as hooks
 from minato_async.seeding import torch_names as names
 from minato_async.seeding.builtin_body import give_bodies
-from minato_async.seeding.current import current
 from minato_async.seeding.rebinding import mark, original_of
 from minato_async.seeding.torch_hooks import Hook
-from minato_async.seeding.torch_random import default_device
 
 Body = Callable[..., Any]
 
 #: Everything of torch that draws random numbers and follows the sample, with its hook.
 HOOKS: dict[Any, Hook] = {}
-
-#: Arguments that may ask for another generator than the sample's for the CPU.
-_ELSEWHERE = frozenset({"device", "generator", "out"})
-
-_C: Any = torch._C
-_under_function_mode: Callable[[], bool] = _C._is_torch_function_mode_enabled
-_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
-_tracing_modes: tuple[Any, ...] = tuple(
-    getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")
-)
-
-
-def _steps_aside() -> bool:
-    """Whether this call of torch is none to hook, for a mode is to see it first, which calls again
-    if it goes on, or because it is traced: what `torch.compile` records must be what the code says,
-    not a generator of this thread."""
-    if _under_function_mode():
-        return True
-    # Of the thread, unlike `torch.compiler.is_compiling`.
-    return _dispatch_modes() > 0 and any(_C._get_dispatch_mode(key) for key in _tracing_modes)
-
-
-# The bodies ---------------------------------------------------------------------------------------
-#
-# What they need at each call stands in their closures: free-threaded CPython 3.13 does not
-# specialise code, so a global costs it a search each time.
-
-
-def _body(original: Body, hook: Hook) -> Body:
-    """What stands in the place of `original`."""
-
-    def body(*args: Any, **kwargs: Any) -> Any:
-        stream = current.torch
-        if stream is None or _steps_aside():
-            return original(*args, **kwargs)
-        return hook(stream, original, args, kwargs)
-
-    return body
-
-
-def _factory_body(original: Body) -> Body:
-    """`_body` with `hooks.inject`, for functions that are given no tensor."""
-    here, under_function_mode, dispatch_modes = current, _under_function_mode, _dispatch_modes
-    elsewhere, on_cpu = _ELSEWHERE, default_device() == "cpu"
-
-    def body(*args: Any, **kwargs: Any) -> Any:
-        stream = here.torch
-        if stream is None or under_function_mode():
-            return original(*args, **kwargs)
-        if dispatch_modes() and _steps_aside():
-            return original(*args, **kwargs)
-        if on_cpu and (not kwargs or elsewhere.isdisjoint(kwargs)):
-            if stream.sample is not stream.streams.ticket:
-                stream.start()
-            return original(*args, generator=stream.own, **kwargs)
-        return hooks.inject(stream, original, args, kwargs)
-
-    return body
-
-
-def _method_body(original: Body, hook: Hook) -> Body:
-    """What stands in the place of a method of a tensor."""
-    here, under_function_mode, dispatch_modes = current, _under_function_mode, _dispatch_modes
-    compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-    name: str = original.__name__
-    injects = hook is hooks.inject
-
-    def body(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # Never so when this runs: for `torch.compile`, which reads it where the method is called by
-        # the name of the class, and knows methods by their names.
-        if compiling():
-            return getattr(self, name)(*args, **kwargs)
-        stream = here.torch
-        if stream is None or under_function_mode():
-            return original(self, *args, **kwargs)
-        if dispatch_modes() and _steps_aside():
-            return original(self, *args, **kwargs)
-        if injects and self.is_cpu and "generator" not in kwargs:
-            if stream.sample is not stream.streams.ticket:
-                stream.start()
-            return original(self, *args, generator=stream.own, **kwargs)
-        return hook(stream, original, (self, *args), kwargs)
-
-    return body
-
-
-# Putting them in place ----------------------------------------------------------------------------
 
 _LIKE: dict[str, Hook] = {
     "rand_like": hooks.rand_like,
@@ -163,9 +75,9 @@ def install() -> None:
 
     def make(function: Any, original: Body) -> Body:
         name = name_of[id(function)]
-        return (
-            _factory_body(original) if name in names.FACTORIES else _body(original, by_name[name])
-        )
+        if name in names.FACTORIES:
+            return bodies.factory(original)
+        return bodies.of(original, by_name[name])
 
     give_bodies([function for function, _ in functions], make)
     HOOKS.update((function, by_name[name]) for function, name in functions)
@@ -181,7 +93,7 @@ def _replace_methods(by_name: dict[str, Hook]) -> None:
     for name, hook in by_name.items():
         original = original_of(getattr(Tensor, name, None))
         if isinstance(original, MethodDescriptorType):
-            method: Any = _method_body(original, hook)
+            method: Any = bodies.method(original, hook)
             method.__name__, method.__doc__ = name, original.__doc__
             # Where it is found, so that it can be pickled.
             method.__module__, method.__qualname__ = "torch", f"Tensor.{name}"
@@ -233,7 +145,7 @@ def _replace_operator(namespace: Any, name: str, hook: Hook) -> None:
 
 def _replace_call(called: Any, hook: Hook) -> None:
     original = original_of(called._op)
-    instead = _Operator(_body(original, hook))
+    instead = _Operator(bodies.of(original, hook))
     mark(instead, original)
     called._op = instead
     HOOKS[called] = hook
