@@ -35,7 +35,7 @@ from minato_async.gil_watch import gil_is_on
 
 WORKERS = 2
 ROUNDS = 5
-QUICK_BATCHES = 4
+QUICK_BATCHES = 2
 CPU_ON_THREADS, CPU_ON_PROCESSES = 1.05, 1.02
 
 
