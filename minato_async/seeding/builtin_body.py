@@ -133,10 +133,7 @@ def _check(function: BuiltinFunctionType) -> None:
             and old.flags & ~_STATIC == _VARARGS_AND_KEYWORDS
         )
     if not known:
-        raise UnknownLayoutError(
-            f"{function!r} cannot be made to follow the samples' random state on this interpreter; "
-            "pass seed=False to load without it"
-        )
+        raise UnknownLayoutError(f"{function!r} cannot be given another body on this interpreter")
 
 
 def _replace(function: BuiltinFunctionType, make: Callable[[Any, Body], Body]) -> None:

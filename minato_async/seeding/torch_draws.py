@@ -21,9 +21,10 @@ from torch import Tensor
 from minato_async.seeding import torch_bodies as bodies
 from minato_async.seeding import torch_hooks as hooks
 from minato_async.seeding import torch_names as names
-from minato_async.seeding.builtin_body import give_bodies
+from minato_async.seeding.builtin_body import UnknownLayoutError, give_bodies
 from minato_async.seeding.rebinding import mark, original_of
 from minato_async.seeding.torch_hooks import Hook
+from minato_async.user_code import warn_user
 
 Body = Callable[..., Any]
 
@@ -59,10 +60,8 @@ def _hooks_by_name() -> dict[str, Hook]:
 
 
 def install() -> None:
-    """Replace what draws in the installed torch, and fill `HOOKS`.
-
-    Raises `UnknownLayoutError` where that cannot be done.
-    """
+    """Replace what draws in the installed torch, and fill `HOOKS`. Warns where its functions cannot
+    be replaced: a loader that works without this is better than none."""
     by_name = _hooks_by_name()
     # A list: the hash of a function changes with its body.
     functions: list[tuple[BuiltinFunctionType, str]] = []
@@ -79,8 +78,16 @@ def install() -> None:
             return bodies.factory(original)
         return bodies.of(original, by_name[name])
 
-    give_bodies([function for function, _ in functions], make)
-    HOOKS.update((function, by_name[name]) for function, name in functions)
+    try:
+        give_bodies([function for function, _ in functions], make)
+    except UnknownLayoutError as error:
+        warn_user(
+            f"{error}. On threads, what samples draw from torch's functions comes from the global "
+            "generator: it is neither reproducible nor isolated. seed=False says that this is meant",
+            hooks.RandomStateWarning,
+        )
+    else:
+        HOOKS.update((function, by_name[name]) for function, name in functions)
     _replace_methods(by_name)
     for name, hook in by_name.items():
         _replace_operator(torch.ops.aten, name, hook)

@@ -227,7 +227,7 @@ def test_on_an_interpreter_that_is_not_known_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(builtin_body, "_SIZE", builtin_body._SIZE + 8)
-    with pytest.raises(UnknownLayoutError, match="seed=False"):
+    with pytest.raises(UnknownLayoutError, match="another body"):
         give_bodies([torch.flip], lambda function, original: original)
     assert torch.flip(torch.arange(2), [0]).tolist() == [1, 0]
 
@@ -236,3 +236,21 @@ def test_a_function_of_another_kind_is_refused() -> None:
     for function in (len, operator.add):
         with pytest.raises(UnknownLayoutError):
             give_bodies([function], lambda function, original: original)
+
+
+def test_on_an_interpreter_that_is_not_known_loaders_work_and_say_so() -> None:
+    """In a child: installing is for good."""
+    script = """
+import warnings
+from minato_async import MinatoLoader
+from minato_async.seeding import RandomStateWarning, builtin_body
+builtin_body._SIZE = 1
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loader = MinatoLoader([1, 2], num_workers=1, executor="thread")
+    assert [batch.item() for batch in loader] == [1, 2]
+assert [w.category for w in caught] == [RandomStateWarning], caught
+assert "seed=False" in str(caught[0].message)
+"""
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
