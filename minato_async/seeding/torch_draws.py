@@ -83,7 +83,7 @@ def install() -> None:
     except UnknownLayoutError as error:
         warn_user(
             f"{error}. On threads, what samples draw from torch's functions comes from the global "
-            "generator: it is neither reproducible nor isolated. seed=False says that this is meant",
+            "generator, neither reproducible nor isolated. seed=False says that this is meant",
             hooks.RandomStateWarning,
         )
     else:
