@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Protocol
 
 from benchmarks.measure.checks import CheckFailed
+from minato_async import share
 
 
 class _Counts(Protocol):
@@ -30,6 +31,8 @@ class ConcurrencyGuard:
     """
 
     def __init__(self, *, processes: bool) -> None:
+        # Of our loader, too, all workers are to enter the same one.
+        share(self)
         self._counts: _Counts
         self._lock: AbstractContextManager[object]
         if processes:
