@@ -13,14 +13,14 @@ import pytest
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
+from tests.foreign import import_or_skip
 from tests.loaders import on_each_executor
 
-pytest.importorskip("monai")
-
-from monai.data import DataLoader as MonaiLoader
-from monai.data import Dataset, ThreadDataLoader
-
 from .support import all_threads_end, made_on, our_workers
+
+monai_data = import_or_skip("monai.data")
+MonaiLoader, ThreadDataLoader = monai_data.DataLoader, monai_data.ThreadDataLoader
+Dataset = monai_data.Dataset
 
 pytestmark = on_each_executor
 

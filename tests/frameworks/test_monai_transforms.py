@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 
 from minato_async import MinatoLoader
+from tests.foreign import import_or_skip
 
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    pytest.skip("importing MONAI would turn the GIL on", allow_module_level=True)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    monai_data = pytest.importorskip("monai.data")
-    transforms = pytest.importorskip("monai.transforms")
+    monai_data = import_or_skip("monai.data")
+    transforms = import_or_skip("monai.transforms")
     from monai.data.meta_obj import set_track_meta
 
 

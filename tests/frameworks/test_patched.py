@@ -13,6 +13,7 @@ import torch.utils.data
 
 import minato_async
 from minato_async import MinatoLoader
+from tests.foreign import import_or_skip
 from tests.frameworks.support import Numbers
 from tests.semantics.support import assert_same
 
@@ -110,7 +111,7 @@ def test_pyg_loaders_that_are_derived_meanwhile() -> None:
 
 
 def test_monai_loaders_that_are_derived_meanwhile() -> None:
-    theirs = pytest.importorskip("monai.data.dataloader")
+    theirs = import_or_skip("monai.data.dataloader")
     from monai.data import Dataset
     from monai.transforms import Compose, EnsureChannelFirstd, ScaleIntensityd
 
@@ -129,7 +130,7 @@ def test_monai_loaders_that_are_derived_meanwhile() -> None:
 
 
 def test_torchvision_datasets(tmp_path: Path) -> None:
-    transforms = pytest.importorskip("torchvision.transforms")
+    transforms = import_or_skip("torchvision.transforms")
     from torchvision.datasets import FakeData
 
     steps = transforms.Compose([transforms.Resize(8), transforms.ToTensor()])

@@ -1,26 +1,22 @@
 """Unmodified transforms of torchvision, version 1 and 2, follow the sample.
 
-Importing torchvision turns the GIL on (triton), so this runs where torchvision is there and either
-the interpreter has a GIL or it was told to keep it off (``-X gil=0``).
+Importing torchvision turns the GIL on (triton): see `tests/foreign.py`.
 """
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from tests.foreign import import_or_skip
 from tests.seeding.support import as_sample, global_state, plain
 
-if sysconfig.get_config_var("Py_GIL_DISABLED") and sys._xoptions.get("gil") != "0":
-    pytest.skip("torchvision would turn the GIL on", allow_module_level=True)
-v1 = pytest.importorskip("torchvision.transforms")
-v2 = pytest.importorskip("torchvision.transforms.v2")
-tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+v1 = import_or_skip("torchvision.transforms")
+v2 = import_or_skip("torchvision.transforms.v2")
+tv_tensors = import_or_skip("torchvision.tv_tensors")
 
 IMAGE = (torch.arange(3 * 32 * 32) % 251).to(torch.uint8).reshape(3, 32, 32)
 FLOAT = IMAGE / 255
