@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.support import CHECKOUT
-from tests.foreign import FREE_THREADED
+from tests.gil_libraries import FREE_THREADED
 
 
 @pytest.mark.skipif(not FREE_THREADED, reason="needs no other process")

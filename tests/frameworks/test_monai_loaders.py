@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
-from tests.foreign import import_or_skip
+from tests.gil_libraries import import_or_skip
 from tests.loaders import on_each_executor
 
 from .support import all_threads_end, made_on, our_workers

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minato_async import MinatoLoader
-from tests.foreign import import_or_skip
+from tests.gil_libraries import import_or_skip
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,8 +13,8 @@ import torch.utils.data
 
 import minato_async
 from minato_async import MinatoLoader
-from tests.foreign import import_or_skip
 from tests.frameworks.support import Numbers
+from tests.gil_libraries import import_or_skip
 from tests.semantics.support import assert_same
 
 # Libraries that other tests have imported. They are imported anew here.

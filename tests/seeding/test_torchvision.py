@@ -1,6 +1,6 @@
 """Unmodified transforms of torchvision, version 1 and 2, follow the sample.
 
-Importing torchvision turns the GIL on (triton): see `tests/foreign.py`.
+Importing torchvision turns the GIL on (triton): see `tests/gil_libraries.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.foreign import import_or_skip
+from tests.gil_libraries import import_or_skip
 from tests.seeding.support import as_sample, global_state, plain
 
 v1 = import_or_skip("torchvision.transforms")
