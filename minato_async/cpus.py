@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from minato_async.descriptors import KeptFile, read_file
+
 
 def usable_cpus() -> int:
     """CPUs on which this process may run, by its affinity mask."""
@@ -52,7 +54,7 @@ def _cgroup_quotas(root: Path = Path("/sys/fs/cgroup")) -> list[float]:
 
 def _cgroup_paths() -> set[str]:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = read_file("/proc/self/cgroup").decode(errors="replace").splitlines()
     except OSError:
         return set()
     return {line.split(":", 2)[2] for line in lines if line.startswith("0::") or ":cpu" in line}
@@ -61,14 +63,14 @@ def _cgroup_paths() -> set[str]:
 def _quota(folder: Path) -> list[float]:
     """The quota that `folder` sets, in CPUs, if it sets one."""
     try:
-        limit, period = (folder / "cpu.max").read_text().split()
+        limit, period = read_file(f"{folder}/cpu.max").split()
     except (OSError, ValueError):
         try:
-            limit = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
+            limit = read_file(f"{folder}/cpu.cfs_quota_us").strip()
+            period = read_file(f"{folder}/cpu.cfs_period_us").strip()
         except OSError:
             return []
-    if limit in ("max", "-1"):
+    if limit in (b"max", b"-1"):
         return []
     return [int(limit) / int(period)]
 
@@ -78,47 +80,71 @@ _OF_THREAD, _OF_PROCESS = 6, 2
 
 
 class IdleCores:
-    """Estimates how many of the CPUs that this process may use have nothing to do."""
+    """Estimates how many of the CPUs that this process may use have nothing to do.
+
+    Made for the event loop, which asks while it holds no lock: it reads from a descriptor that it
+    keeps from the first `look` to `close`.
+    """
 
     #: Seconds between two readings of the counters, which tick every 10 ms.
     INTERVAL = 0.2
+    #: Seconds after which what was read last tells nothing of now.
+    _STALE = 2.0
 
     def __init__(self) -> None:
         self._quota = cpu_quota()
-        self._last = (time.monotonic(), time.process_time(), _idle_seconds())
-        self.idle = 0.0
+        self._stat = KeptFile("/proc/stat")
+        #: When it was read last, the CPU seconds of this process then, and the idle ones of all.
+        self._last: tuple[float, float, float | None] | None = None
+        #: None where it is not known: too early, or the counters cannot be read here.
+        self.idle: float | None = None
 
-    def look(self) -> float:
+    def look(self) -> float | None:
         """CPUs idle over the last interval: no more than the machine left idle, and no more than
         the quota leaves to this process."""
-        before, used_before, idle_before = self._last
         now = time.monotonic()
-        seconds = now - before
-        if seconds >= self.INTERVAL:
-            used, idle = time.process_time(), _idle_seconds()
-            self._last = (now, used, idle)
-            unused = self._quota - (used - used_before) / seconds
-            if idle is not None and idle_before is not None:
-                unused = min(unused, (idle - idle_before) / seconds)
-            self.idle = max(0.0, unused)
+        if self._last is not None and now - self._last[0] < self.INTERVAL:
+            return self.idle
+        before, self._last = self._last, (now, time.process_time(), self._idle_seconds())
+        self.idle = None if before is None else self._between(before, self._last)
         return self.idle
 
+    def _between(
+        self, before: tuple[float, float, float | None], after: tuple[float, float, float | None]
+    ) -> float | None:
+        seconds = after[0] - before[0]
+        if before[2] is None or after[2] is None or seconds > self._STALE:
+            return None
+        unused = self._quota - (after[1] - before[1]) / seconds
+        return max(0.0, min(unused, (after[2] - before[2]) / seconds))
 
-def _idle_seconds() -> float | None:
-    """Seconds that the allowed CPUs have been idle, all together; None where nobody counts."""
-    try:
-        allowed = os.sched_getaffinity(0)
-        lines = Path("/proc/stat").read_text().splitlines()
-    except (AttributeError, OSError):
-        return None
-    ticks = 0
-    for line in lines:
-        name, _, counters = line.partition(" ")
-        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in allowed:
+    def _idle_seconds(self) -> float | None:
+        """Seconds that the allowed CPUs have been idle, all together; None where nobody tells."""
+        try:
+            allowed = os.sched_getaffinity(0)
+            # A line for each CPU comes first, none of them longer.
+            counters = self._stat.read((max(allowed) + 2) * 256)
+            return idle_seconds(counters, allowed)
+        except (AttributeError, OSError):
+            return None
+
+    def close(self) -> None:
+        self._stat.close()
+
+
+def idle_seconds(counters: bytes, allowed: set[int]) -> float | None:
+    """Seconds that the `allowed` CPUs have been idle, all together, by what the kernel counts in
+    /proc/stat; None if it does not tell of each of them, as in some containers."""
+    found, ticks = 0, 0
+    for line in counters.splitlines():
+        name, *fields = line.split()[:6] or [b""]
+        if name.startswith(b"cpu") and name[3:].isdigit() and int(name[3:]) in allowed:
+            if len(fields) < 5:
+                return None
+            found += 1
             # user nice system idle iowait ...: a CPU that waits for I/O can do other work.
-            fields = counters.split()
             ticks += int(fields[3]) + int(fields[4])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK") if found and found == len(allowed) else None
 
 
 def worker_cpu_seconds(native_id: int) -> float | None:
@@ -141,8 +167,7 @@ def worker_delay_seconds(native_id: int) -> float | None:
     """Seconds that a worker, by its kernel id, was ready to run and had no core; None if it has
     ended, or where Linux does not tell."""
     try:
-        with open(f"/proc/{native_id}/schedstat", "rb", buffering=0) as file:
-            # Nanoseconds on a core, nanoseconds ready, turns.
-            return int(file.read(64).split()[1]) * 1e-9
-    except (OSError, IndexError):
+        # Nanoseconds on a core, nanoseconds ready, turns.
+        return int(read_file(f"/proc/{native_id}/schedstat").split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
         return None

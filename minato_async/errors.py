@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,23 @@ class WorkerSetupError(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
+
+
+class Unmade:
+    """An error that is made when it is to be raised. What it says shows keys of the user's: that
+    may happen neither under the engine's lock nor on the event loop. It can be pickled."""
+
+    def __init__(self, make: Callable[..., BaseException], *args: Any) -> None:
+        self._make = make
+        self._args = args
+
+    def unpack(self) -> BaseException:
+        return self._make(*self._args)
+
+
+def took_too_long(index: Any, seconds: float) -> TimeoutError:
+    """What becomes of a sample that `sample_timeout` has ended."""
+    return TimeoutError(f"sample index {shown(index)} took longer than sample_timeout={seconds} s")
 
 
 def name_sample(error: BaseException, index: Any, step: str, worker: str) -> BaseException:
@@ -61,6 +80,45 @@ def name_batch(
         if odd := _odd_one_out(indices, samples):
             _note(error, f"minato_async: {odd}")
     return error
+
+
+def forget_frames(error: BaseException) -> None:
+    """`error` is to be kept for long. Its traceback becomes a note, and so do those of the errors
+    that it came from: they would keep all variables of all functions that were running, and of
+    those that had called them."""
+    if all(linked.__traceback__ is None for linked in _linked(error)):
+        return
+    with _whatever_it_raises():
+        trace = error.__traceback__
+        while trace is not None and _is_ours(trace.tb_frame):
+            trace = trace.tb_next
+        if len(_linked(error)) == 1:
+            lines = traceback.format_list(traceback.extract_tb(trace))
+        else:
+            lines = traceback.format_exception(type(error), error, trace)
+        _note(error, "minato_async: it was raised at\n" + "".join(lines).rstrip())
+    for linked in _linked(error):
+        linked.__traceback__ = None
+        if type(linked) is AttributeError:
+            linked.obj = None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("minato_async.")
+
+
+def _linked(error: BaseException) -> list[BaseException]:
+    """`error` and all that it came from or consists of."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and all(one is not other for other in found):
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+            if isinstance(one, BaseExceptionGroup):
+                left += one.exceptions
+    return found
 
 
 def _no_stop(error: BaseException, step: str) -> BaseException:

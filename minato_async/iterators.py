@@ -23,7 +23,7 @@ from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
-from minato_async.errors import name_batch, name_sample
+from minato_async.errors import forget_frames, name_batch, name_sample
 from minato_async.executors.base import Worker
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
@@ -324,9 +324,7 @@ class EngineIterator(LoaderIterator):
             setup = partial(_worker_thread, isolated=options.isolated)
             executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
-        loader = self._loader()
-        given = None if loader is None else loader._given_advice
-        return Engine(executor, scheduler, options.max_workers, options.sample_timeout, given)
+        return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""
@@ -494,9 +492,9 @@ class MapIterator(EngineIterator):
                     self._drawn_all = True
                     self._engine.end_draw(epoch)
                 except Exception as error:
-                    # What was drawn before is delivered first, then this is raised. It must not
-                    # be kept where a thread finds it: its traceback refers to this frame and to
-                    # those that called it, and they to the iterator.
+                    # What was drawn before is delivered first, then this is raised. Its traceback
+                    # would keep the iterator: it refers to this frame.
+                    forget_frames(error)
                     self._drawn_all = True
                     self._draw_errors.append(error)
                     self._engine.end_draw(epoch)

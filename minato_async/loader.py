@@ -188,8 +188,6 @@ class MinatoLoader(DataLoader[T_co]):
         self._replicas = ReplicaPool()
         self._latest: weakref.ref[LoaderIterator] | None = None
         self._last_stats = Stats()
-        #: What its iterators have told the user already.
-        self._given_advice: set[str] = set()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams(torch=num_workers == 0 or options.executor == "thread")
 
@@ -248,7 +246,6 @@ class MinatoLoader(DataLoader[T_co]):
             "_iterator": None,
             "_latest": None,
             "_last_stats": Stats(),
-            "_given_advice": set(),
         }
         return {**self.__dict__, **own}
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from minato_async.descriptors import read_file
+
 _OPENMP_NAMES = ("libgomp", "libiomp5", "libomp")
 _MKL_NAMES = ("libtorch_cpu", "libmkl_rt")
 
@@ -67,8 +69,8 @@ def _libraries(names: tuple[str, ...], function: str) -> list[ctypes.CDLL]:
     """The libraries of these names that are loaded into this process, if they have `function`.
     There may be several: more than one package brings an OpenMP runtime."""
     try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # not Linux
+        maps = os.fsdecode(read_file("/proc/self/maps"))
+    except OSError:  # not Linux, or hidden
         paths = {str(path) for path in Path(torch.__file__).parent.glob("lib/lib*")}
     else:
         paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}

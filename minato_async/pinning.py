@@ -59,3 +59,5 @@ class PinThread:
         except BaseException as error:
             failure = name_batch(error, batch.indices, (), _NAME)
         done(batch, pinned, failure)
+        # Its traceback refers to this frame.
+        del failure

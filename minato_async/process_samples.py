@@ -160,7 +160,7 @@ class SampleRunner:
         return value
 
     def _handle(self, bound: Bound, order: HandleFailure) -> Sequence[Any]:
-        return self.failed(bound, order.row, order.index, 0, order.error)
+        return self.failed(bound, order.row, order.index, 0, order.error.unpack())
 
     # Outcomes
 
@@ -300,12 +300,15 @@ class _Claim:
 
     def checkpoint(self) -> None:
         """In the middle of a step: end it if nobody waits for it. If it is slow, what is finished
-        goes its way, and the parent is told, who gives to others what stands behind it."""
+        goes its way, and this sample is the last of the claim that is begun: so the parent is told,
+        who gives to others what stands behind it."""
         self._worker.desk.checkpoint()
         row = self._first + len(self._samples)
         if row == self._slow or self._status.elapsed <= self._order.threshold:
             return
         self._slow = row
+        # The parent gives to others what stands behind it.
+        self._status.stop()
         if len(self._bound.steps) == 1:
             self._time(self._status.began, row - self._first)
         self._flush()

@@ -19,6 +19,7 @@ from minato_async.autocast import Autocast
 from minato_async.changes import Changes
 from minato_async.dataset import finisher, pins_memory
 from minato_async.engine.remote_epoch import Context
+from minato_async.errors import forget_frames
 from minato_async.executors.base import RemoteJobSource
 from minato_async.executors.fresh import start_nursery
 from minato_async.executors.nursery import Nursery, fork_nursery
@@ -106,8 +107,15 @@ class RemoteLoading:
             raise
 
     def received(self, stats: Stats) -> Stats:
-        skipped = tuple((index, unpacked(error)) for index, error in stats.skipped)
+        skipped = tuple((index, _kept(error)) for index, error in stats.skipped)
         return replace(stats, skipped=skipped)
+
+
+def _kept(error: Any) -> BaseException:
+    """`error`, unpacked; whoever keeps it does not keep who asked for it."""
+    found = unpacked(error)
+    forget_frames(found)
+    return found
 
 
 def _first_payload(known: int) -> bytes:

@@ -56,7 +56,7 @@ class Stats:
     diverted: int = 0
     handed_off: int = 0
     #: Samples that failed and were replaced by none, and of these skipped: their indices and
-    #: errors.
+    #: errors. Tracebacks keep what they show; so an error has none here, but a note of it.
     failed: int = 0
     skipped: tuple[tuple[object, BaseException], ...] = ()
     #: Most batches by which a ready sample has been passed over.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from minato_async.engine.bell import DueBells
 from minato_async.engine.feed import Block, Claim, Feed
 
 
@@ -16,8 +17,8 @@ class AssignedFeed(Feed):
     claimed: workers that are faster must not take the places of the batch that is due.
     """
 
-    def __init__(self, window: int, workers: int) -> None:
-        super().__init__(window)
+    def __init__(self, window: int, workers: int, due: DueBells | None = None) -> None:
+        super().__init__(window, due)
         self._workers = workers
         self._drawn = 0
 
@@ -37,6 +38,7 @@ class AssignedFeed(Feed):
             if not (batch.lost and start > batch.failed_row):
                 self.in_window += (stop - start) * block.unit
                 return Claim(block, start, stop)
+            self._due.drop(block)
         block_or_none = next((b for b in self._admitted() if b.owner == worker), None)
         return None if block_or_none is None else self._claim_whole(block_or_none)
 

@@ -106,6 +106,11 @@ class Batch:
         content, self.content = self.content, None
         return content
 
+    def take_failure(self) -> Any:
+        """The failure, which the batch does not keep: where it was raised leads to the batch."""
+        failure, self.failure = self.failure, None
+        return failure
+
     def forget_samples(self) -> None:
         self.samples = []
         self.rows = None
@@ -139,7 +144,7 @@ class BatchBuilder(Protocol):
     def unreserve(self, block: Block) -> None:
         """Something came in between: the samples are placed one by one."""
 
-    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+    def fail(self, block: Block, row: int, error: Any) -> Batch:
         """A sample failed: the batch that is lost by it, which carries the failure."""
 
     def reportable(self, block: Block, batch: Batch) -> bool:
@@ -166,7 +171,7 @@ class AsDrawn:
     def unreserve(self, block: Block) -> None:
         """Nothing to do: they have their places either way."""
 
-    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+    def fail(self, block: Block, row: int, error: Any) -> Batch:
         """The whole batch is lost, to the failure of its first bad row, as with torch."""
         batch = block.batch
         assert batch is not None
@@ -217,7 +222,6 @@ class ReadyFirst:
         while count:
             if self._forming is None:
                 self._overtaking = 0
-                self._indices = []
                 self._forming = Batch(self._size, block.unit, self._indices)
                 self._placed = 0
                 self._forming.number = self._begun
@@ -228,7 +232,8 @@ class ReadyFirst:
             self._indices += block.indices[row : row + fitting]
             self._placed += fitting
             if self._placed == batch.size:
-                self._forming = None
+                # The list is the batch's now: whoever frees the one frees the other.
+                self._forming, self._indices = None, []
             row += fitting
             count -= fitting
         return places
@@ -247,7 +252,7 @@ class ReadyFirst:
     def unreserve(self, block: Block) -> None:
         block.batch = None
 
-    def fail(self, block: Block, row: int, error: BaseException) -> Batch:
+    def fail(self, block: Block, row: int, error: Any) -> Batch:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its
         own, and the last batch of the epoch is one sample shorter."""
         batch = Batch(1, block.unit, [block.indices[row]])
@@ -258,7 +263,7 @@ class ReadyFirst:
         return True
 
     def unfinished(self) -> Batch | None:
-        batch, self._forming = self._forming, None
+        batch, self._forming, self._indices = self._forming, None, []
         if batch is not None:
             batch.shorten()
         return batch

@@ -58,31 +58,55 @@ class AsyncBell:
 
 
 class DueBells:
-    """Bells to ring as soon as the engine's lock is released.
+    """What is due as soon as the engine's lock is released: bells to ring, and things to free.
 
-    Rung under the lock, they would wake threads straight into waiting for it. So whoever holds
+    Rung under the lock, bells would wake threads straight into waiting for it. So whoever holds
     the lock calls `add`, and `ring` after the release; the queue is safe between threads, and it
     does not matter whose bells one rings.
+
+    Freeing what was the user's may run code of the user's, which may wait for whatever a worker
+    holds that waits for the engine's lock. So whoever holds the lock calls `drop` for what is not
+    needed any more, and workers and consumers call `free` when they do not hold it. The event loop
+    does not: it is to wait for nobody.
     """
 
     def __init__(self) -> None:
-        self._due: deque[Ringable] = deque()
+        # With a number each, so that no two entries are equal: a bell may become due again while
+        # another thread is still about to remove the entry that it has rung.
+        self._due: deque[tuple[int, Ringable]] = deque()
+        self._added = 0
+        self._dropped: deque[object] = deque()
 
     def add(self, bell: Ringable) -> None:
-        self._due.append(bell)
+        self._added += 1
+        self._due.append((self._added, bell))
 
     def ring(self) -> None:
         due = self._due
         while due:
             try:
-                bell = due[0]
+                entry = due[0]
             except IndexError:  # another thread rang the last one
                 return
             # Rung before it is removed: Ctrl-C in between must not leave its owner asleep for
             # ever. To ring twice does no harm.
-            bell.ring()
+            entry[1].ring()
             # Not `contextlib.suppress`, which is three more calls in every `next()`.
             try:  # noqa: SIM105
-                due.remove(bell)
+                due.remove(entry)
             except ValueError:  # another thread rang it too
                 pass
+
+    def drop(self, *things: object) -> None:
+        """Nobody needs `things` any more."""
+        self._dropped += things
+
+    def free(self) -> None:
+        """Let go of what was dropped."""
+        dropped = self._dropped
+        while dropped:
+            try:
+                # One by one, so that whoever drops something at this moment finds the queue.
+                dropped.popleft()
+            except IndexError:  # another thread freed the last one
+                return

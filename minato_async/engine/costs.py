@@ -24,12 +24,17 @@ class RecentCosts:
         for step, seconds in zip(self._steps, costs, strict=False):
             step.append(seconds / max(1, tickets))
 
-    def summary(self, name: Callable[[int], str]) -> tuple[StepCosts, ...]:
-        """Percentiles of each step; `name` gives a step's name."""
-        summaries = []
-        for number, step in enumerate(self._steps):
-            costs = sorted(step)
-            last = len(costs) - 1
-            p50, p75, p90, p99 = (costs[round(last * p)] for p in (0.5, 0.75, 0.9, 0.99))
-            summaries.append(StepCosts(name(number), len(costs), p50, p75, p90, p99, costs[-1]))
-        return tuple(summaries)
+    def copy(self) -> list[list[float]]:
+        """The costs of each step, as they are now."""
+        return [list(step) for step in self._steps]
+
+
+def summary(steps: Sequence[list[float]], name: Callable[[int], str]) -> tuple[StepCosts, ...]:
+    """Percentiles of each step; `name` gives a step's name."""
+    summaries = []
+    for number, step in enumerate(steps):
+        costs = sorted(step)
+        last = len(costs) - 1
+        p50, p75, p90, p99 = (costs[round(last * p)] for p in (0.5, 0.75, 0.9, 0.99))
+        summaries.append(StepCosts(name(number), len(costs), p50, p75, p90, p99, costs[-1]))
+    return tuple(summaries)

@@ -125,7 +125,7 @@ class Delivery:
 
     def clear(self) -> list[Batch]:
         """Forget what is queued, and return it."""
-        batches = [*self._queue, *self.held]
+        batches = [*self._queue, *self.held]  # the list has them all
         self._queue.clear()
         self.held.clear()
         return batches

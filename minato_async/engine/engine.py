@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sysconfig
 import threading
@@ -13,10 +14,10 @@ from time import monotonic
 from typing import NoReturn, Protocol, TypeVar
 
 from minato_async import shutdown
-from minato_async.engine.advice import Adviser, logger
+from minato_async.engine.advice import Advice
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
-from minato_async.engine.coordinator import Coordinator
+from minato_async.engine.coordinator import Consumption, Coordinator
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.map_epoch import MapEpoch
@@ -36,7 +37,6 @@ from minato_async.executors.base import (
 )
 from minato_async.stats import Stats
 
-B = TypeVar("B", Bell, AsyncBell)
 R = TypeVar("R", bound=Ringable)
 L = TypeVar("L", bound=Loading)
 
@@ -79,10 +79,10 @@ class Engine:
         scheduler: WorkerScheduler,
         max_workers: int,
         sample_timeout: float | None = None,
-        given_advice: set[str] | None = None,
     ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
-        # user code runs. An RLock, though only `_torn` takes it twice: its waiters park, where
+        # user code runs, which includes that nothing of the user's is freed or shown: see
+        # `DueBells.drop`. An RLock, though only `_torn` takes it twice: its waiters park, where
         # those of a Lock spin through 40 scheduler yields on free-threaded 3.13.
         self._lock = threading.RLock()
         #: Bells of workers without work. The last to go idle is the first to be woken: what it
@@ -95,15 +95,13 @@ class Engine:
         self._left_over: deque[Job] = deque()
         self._broken: BaseException | None = None
         self._coordinator = Coordinator(
-            self._slots,
-            scheduler,
-            DeadlineWatch(self._slots, sample_timeout),
-            Adviser(set() if given_advice is None else given_advice),
+            self._lock, self._slots, scheduler, DeadlineWatch(self._slots, sample_timeout)
         )
+        #: For the consumer to give: handlers of a log are the user's, too.
+        self._advice: deque[Advice] = deque()
         self._ticking = False
         self._started = self._epoch_began = monotonic()
-        self._delivered = 0
-        self._data_wait = 0.0
+        self._consumption = Consumption()
         self._closed = False
 
         self._pid = os.getpid()
@@ -139,9 +137,11 @@ class Engine:
             self._due.ring()
             self._executor.close()
             await self._workers_ended.wait()
-            # What an epoch holds is not to wait until the collector finds this engine.
+            self._coordinator.close()
+            # What an epoch holds is not to wait until the collector finds this engine. Mostly
+            # there is nothing left: the workers have freed it on their way out.
             self._slots.running.clear()
-            self._coordinator.forget()
+            self._due.free()
             # The last worker has called back, from its last line: its thread is all but gone.
             # Those that were given up are not waited for, but at interpreter exit they must be
             # found.
@@ -167,14 +167,14 @@ class Engine:
                 if loading is None or loading.finished or self._closed:
                     self._ticking = False
                     return
-                given_up = self._coordinator.tick(loading)
-                advice = self._coordinator.advise(loading, self._delivered, self._data_wait)
-                self._wake_workers(loading.jobs_waiting)
+            given_up = self._coordinator.tick(loading)
+            self._advice += self._coordinator.advise(loading, self._consumption)
+            with self._lock:
+                if loading is self._loading:
+                    self._wake_workers(loading.jobs_waiting)
             for worker in given_up:
                 self._executor.give_up(worker)
             self._due.ring()
-            for line in advice:
-                logger.warning("%s", line)
             self._resize()
             self._loop.call_later(self._coordinator.interval, self._tick)
         except BaseException as error:
@@ -237,20 +237,26 @@ class Engine:
         with self._lock:
             try:
                 self._replace_loading(loading)
-                self._epoch_began, self._delivered, self._data_wait = monotonic(), 0, 0.0
+                self._epoch_began, self._consumption = monotonic(), Consumption()
                 if self._closed:  # by another thread, just now
                     self._replace_loading(None)
             except BaseException as error:
                 self._torn(error)
                 raise
-        self._due.ring()
+        self._released()
         return loading
+
+    def _released(self) -> None:
+        """By a worker or a consumer, after it has released the lock."""
+        self._due.ring()
+        self._due.free()
 
     def _replace_loading(self, loading: Loading | None) -> None:
         """Under the lock: from now on `loading` is loaded, and nothing else."""
         if self._loading is not None:
             self._left_over += self._loading.abandon()
             self._coordinator.forget()
+            self._due.drop(self._loading)
         self._loading = loading
         self._wake_workers(len(self._idle))
 
@@ -269,7 +275,7 @@ class Engine:
             except BaseException as error:
                 self._torn(error)
                 raise
-        self._due.ring()
+        self._released()
 
     def end_draw(self, epoch: MapEpoch) -> None:
         """No more will be drawn for `epoch`."""
@@ -280,13 +286,13 @@ class Engine:
             except BaseException as error:
                 self._torn(error)
                 raise
-        self._due.ring()
+        self._released()
 
     def proceed(self, epoch: Loading) -> None:
         """Have idle workers use the place of a batch that was taken."""
         with self._lock:
             self._wake_for(epoch)
-        self._due.ring()
+        self._released()
 
     def next_batch(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
         """Wait for the next batch; None at the end of the epoch.
@@ -299,10 +305,17 @@ class Engine:
         began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
-            batch, bell = self._pop(epoch, Bell, began)
-            if bell is None:
+            batch, waits = self._pop(epoch, began)
+            if waits:
+                bell = Bell()
+                batch, waits = self._pop(epoch, began, bell)
+            if not waits:
+                if self._advice:
+                    self._give_advice()
                 return batch
             while not bell.wait(_left(deadline, _GLANCE)):
+                if self._advice:
+                    self._give_advice()
                 if deadline is not None and monotonic() >= deadline:
                     raise self._timed_out(timeout)
 
@@ -312,8 +325,13 @@ class Engine:
         began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
-            batch, bell = self._pop(epoch, AsyncBell, began)
-            if bell is None:
+            batch, waits = self._pop(epoch, began)
+            if waits:
+                bell = AsyncBell()
+                batch, waits = self._pop(epoch, began, bell)
+            if not waits:
+                if self._advice:
+                    self._give_advice()
                 return batch
             try:
                 # `wait_for`, before 3.12, swallows a cancellation that comes with the news.
@@ -321,45 +339,59 @@ class Engine:
                     await bell.rung
             except TimeoutError:
                 raise self._timed_out(timeout) from None
+            except BaseException:
+                self._consumption.waits_since = None
+                raise
+
+    def _give_advice(self) -> None:
+        """By the consumer: handlers of the log may do whatever they do elsewhere in its thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._advice.popleft().give()
 
     def _timed_out(self, timeout: float | None) -> RuntimeError:
-        now = monotonic()
         with self._lock:
-            running = [
-                f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
-                for worker, entry in self._slots.running.items()
-            ]
+            self._consumption.waits_since = None
+            entries = list(self._slots.running.items())
+        # To describe what they are in, they show the user's keys.
+        now = monotonic()
+        running = [
+            f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
+            for worker, entry in entries
+        ]
         if starting := self._executor.starting:
             running.append(starting)
         doing = "; ".join(running) or "nothing"
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 
     def _pop(
-        self, epoch: Loading, new_bell: Callable[[], B], began: float
-    ) -> tuple[Batch | None, B | None]:
-        """The next batch if there is one. Otherwise a bell that rings when it is worth asking
-        again, or no bell: there will be none. The consumer has waited since `began`."""
-        bell: B | None = None
+        self, epoch: Loading, began: float, bell: Ringable | None = None
+    ) -> tuple[Batch | None, bool]:
+        """The next batch if there is one, and whether it is to be waited for: then `bell` rings
+        when it is worth asking again. The consumer has waited since `began`."""
         with self._lock:
-            if self._broken is not None:
-                self._raise(self._broken)
-            try:
-                batch = epoch.pop()
-                ended = epoch.finished
-                if batch is not None:
-                    self._delivered += not batch.void
-                    self._data_wait += monotonic() - began
-                    if ended:
-                        epoch.delivery.wake()  # other consumers wait for what will not come
-                elif not ended:
-                    bell = new_bell()
-                    epoch.delivery.add_waiter(bell)
-            except BaseException as error:
-                self._torn(error)
-                raise
+            broken, consumption = self._broken, self._consumption
+            if broken is None:
+                try:
+                    batch = epoch.pop()
+                    ended = epoch.finished
+                    if batch is not None:
+                        consumption.delivered += not batch.void
+                        consumption.data_wait += monotonic() - began
+                        consumption.waits_since = None
+                        if ended:
+                            epoch.delivery.wake()  # other consumers wait for what will not come
+                    elif not ended and bell is not None:
+                        consumption.waits_since = began
+                        epoch.delivery.add_waiter(bell)
+                except BaseException as error:
+                    self._torn(error)
+                    raise
+        if broken is not None:
+            self._raise(broken)
         if batch is None or ended:  # else `draw` or `proceed` will ring
             self._due.ring()
-        return batch, bell
+        return batch, batch is None and not ended
 
     def _raise(self, broken: BaseException) -> NoReturn:
         if isinstance(broken, WorkerSetupError):
@@ -374,20 +406,21 @@ class Engine:
         self.check_process()
         with self._lock:
             stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
-            coordinator, now = self._coordinator, monotonic()
+            costs, coordinator, now = epoch.costs_so_far(), self._coordinator, monotonic()
             stats = replace(
                 stats,
                 workers=slots.wanted,
                 active=slots.active,
                 parked=slots.parked,
                 handed_off=coordinator.watch.handed_off,
-                delivered=self._delivered,
-                data_wait=self._data_wait,
+                delivered=self._consumption.delivered,
+                data_wait=self._consumption.data_wait,
                 seconds=now - self._epoch_began,
                 throughput=stats.finished / max(1e-9, now - self._epoch_began),
                 worker_history=tuple((t - self._started, n) for t, n in coordinator.history),
             )
-        return replace(stats, threads=self._executor.size, ready_bytes=nbytes(contents))
+        threads = self._executor.size
+        return replace(stats, steps=costs(), threads=threads, ready_bytes=nbytes(contents))
 
     def check_process(self) -> None:
         """Raise RuntimeError in a forked child. To be called before a lock is taken: at the fork a
@@ -403,6 +436,7 @@ class Engine:
     def take(self, worker: Worker) -> Job | None:
         while True:
             job, bell = self._next_job(worker, Bell)
+            self._due.free()
             if bell is None:
                 return job
             while not bell.wait(_BREATH):
@@ -425,6 +459,8 @@ class Engine:
             last = self._slots.leave(worker)
             if last is not None:
                 last.conclude()
+                # Not freed here: it has keys of the user's, if no samples.
+                self._due.drop(last)
                 del last
             ending, loading = self._closed or worker.retiring, self._loading
             if self._left_over:
@@ -473,7 +509,7 @@ class Engine:
     def worker_ended(self, worker: Worker, how: str) -> None:
         with self._lock:
             # A slot that nobody leaves is one less for the others.
-            self._slots.leave(worker)
+            self._due.drop(self._slots.leave(worker))
             if self._loading is not None:
                 self._loading.worker_ended(worker, how)
         self._due.ring()
@@ -481,14 +517,16 @@ class Engine:
     def _torn(self, error: BaseException) -> None:
         """`error`, Ctrl-C, came between two changes that belong together: the epoch cannot go on.
         The caller holds the lock. Not `error` itself is kept: its traceback leads to the iterator,
-        which could then not be dropped."""
+        which could then not be dropped. Nor is it shown: it may be of a class of the user's."""
+        name = type(error).__qualname__
         self._break(
-            RuntimeError(f"{error!r} in the middle of its work: call iter() on the loader again")
+            RuntimeError(f"{name} in the middle of its work: call iter() on the loader again")
         )
 
     def _break(self, error: BaseException) -> None:
         with self._lock:
-            self._broken = self._broken or error
+            if self._broken is None:
+                self._broken = error
             if self._loading is not None:
                 self._loading.delivery.wake()
         self._due.ring()

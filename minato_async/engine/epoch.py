@@ -46,6 +46,7 @@ class Epoch:
 
     def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
         self._as_drawn, self._drop_last = order.as_drawn, order.drop_last
+        self._due = due
         self._by_position = order.by_position
         #: Where batches are as drawn, the last one that was drawn.
         self._latest: Batch | None = None
@@ -53,8 +54,8 @@ class Epoch:
         #: The feed, if batches belong to workers.
         self.assigned: AssignedFeed | None = None
         if order.workers is not None:
-            self.assigned = AssignedFeed(bound, order.workers)
-        self.feed: Feed = self.assigned or Feed(bound)
+            self.assigned = AssignedFeed(bound, order.workers, due)
+        self.feed: Feed = self.assigned or Feed(bound, due)
         self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
@@ -66,6 +67,8 @@ class Epoch:
         #: Samples that failed, skipped ones included.
         self.failed = 0
         self._batch_size = 1
+        #: Batches that carry a failure and are not delivered.
+        self._lost: list[Batch] = []
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
 
@@ -84,6 +87,7 @@ class Epoch:
                 self.feed.admit(block.samples)
         if self.delivery.held:  # it was not the last after all
             self.delivery.let_go()
+        self._due.drop(self._latest)
         self._latest = self._builder.expect(block)
         if self._latest is not None:
             self._latest.owner = block.owner
@@ -110,6 +114,8 @@ class Epoch:
         batch = self.delivery.pop()
         if batch is not None:
             unit = batch.unit
+            if batch.lost:
+                self._lost = [lost for lost in self._lost if lost is not batch]
             self._batches_ahead -= 1
             self.feed.release(batch.held * unit, batch.size * unit)
             if self.delivery.held:
@@ -153,8 +159,9 @@ class Epoch:
         count = len(samples)
         if count and self._decide(block, row, count):
             self._place(block, row, samples, completed)
-        elif count > 1:
+        elif count:
             # Somebody has decided some of them: the others count.
+            self._due.drop(samples)
             for number, sample in enumerate(samples):
                 if self._decide(block, row + number, 1):
                     self._place(block, row + number, [sample], completed)
@@ -188,14 +195,19 @@ class Epoch:
         self._fill(block, batch, place, [sample], completed)
         return completed + self._complete_last()
 
-    def fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+    def fail(self, block: Block, row: int, error: Any) -> list[Batch]:
         """The ticket of `row` failed; returns a batch that the end of the epoch completes."""
         if not self._decide(block, row, 1):
+            self._due.drop(error)
             return []
         self._unfilled -= 1
         self.failed += 1
+        before = None if block.batch is None else block.batch.failure
         batch = self._builder.fail(block, row, error)
-        # What was finished of a lost batch is not kept: neither its memory nor its places.
+        # What was finished of a lost batch is not kept: neither its memory nor its places. Nor is a
+        # failure that is not the first.
+        self._due.drop(error if batch.failure is before else before, batch.samples, batch.rows)
+        self._lost.append(batch)
         self.feed.leave_window((batch.held + 1) * block.unit)
         batch.forget_samples()
         self._report(block, batch)
@@ -244,6 +256,7 @@ class Epoch:
     ) -> None:
         self._unfilled -= len(samples)
         if batch.lost:
+            self._due.drop(samples)
             self.feed.leave_window(len(samples) * block.unit)
             self._report(block, batch)
             return
@@ -262,6 +275,7 @@ class Epoch:
         if batch is None:
             return []
         if self._drop_last:
+            self._due.drop(batch)
             self.feed.release(batch.held * batch.unit, batch.size * batch.unit)
             self.delivery.wake()
             return []
@@ -269,9 +283,10 @@ class Epoch:
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         """A worker has collated `batch`, or failed to."""
-        batch.content, batch.failure = content, failure
         if self.abandoned:
+            self._due.drop(batch, content, failure)
             return
+        batch.content, batch.failure = content, failure
         if self._comes_last(batch):
             self.delivery.hold(batch)
             self._let_last_go()
@@ -295,8 +310,11 @@ class Epoch:
     def abandon(self) -> Sequence[Job]:
         """The consumer will not come back: forget what is loaded, wake whoever waits."""
         self.abandoned = True
-        self._left_over.clear()
-        self.feed.clear()
-        self.delivery.clear()
+        left_over, self._left_over = self._left_over, []
+        batches = self.delivery.clear()
+        # From the frames in its traceback a failure leads back to its batch.
+        failures = [batch.take_failure() for batch in (*batches, *self._lost)]
+        self._lost.clear()  # the others are in blocks
+        self._due.drop(left_over, self.feed.clear(), batches, failures)
         self.delivery.wake()
         return ()

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from minato_async.engine.bell import DueBells
+
 if TYPE_CHECKING:
     from minato_async.engine.batches import Batch
 
@@ -80,8 +82,9 @@ class Feed:
     than the window is admitted alone, or its batch could never be complete.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, due: DueBells | None = None) -> None:
         self._window = window
+        self._due = due or DueBells()
         self._blocks: deque[Block] = deque()
         self._returned: deque[tuple[Block, int, int]] = deque()
         self._position = 0
@@ -127,6 +130,7 @@ class Feed:
                 self._blocks.popleft()
                 self.unclaimed -= left or 1
                 if block.batch.lost:
+                    self._due.drop(block)
                     continue  # do not load the rest of a batch that will not be
                 return Claim(block, 0, 0, (block.batch,))
             room = (max(self._window, block.samples) - self.in_window) // block.unit
@@ -184,7 +188,9 @@ class Feed:
         """`samples` that were drawn are delivered, lost or dropped."""
         self.outstanding -= samples
 
-    def clear(self) -> None:
-        self._blocks.clear()
-        self._returned.clear()
+    def clear(self) -> object:
+        """Forget what is not claimed, and return it."""
+        left = self._blocks, self._returned
+        self._blocks, self._returned = deque(), deque()
         self.unclaimed = 0
+        return left

@@ -9,14 +9,25 @@ from typing import TYPE_CHECKING, Any
 from minato_async.checkpoint import SampleCancelled, current
 from minato_async.engine.batches import Batch
 from minato_async.engine.feed import Block, Claim
-from minato_async.engine.lanes import Sample
+from minato_async.engine.lanes import Parked, Sample
 from minato_async.engine.recipe import BoundRecipe, OnError
-from minato_async.errors import name_batch, name_sample, shown
+from minato_async.errors import (
+    Unmade,
+    forget_frames,
+    name_batch,
+    name_sample,
+    shown,
+    took_too_long,
+)
 from minato_async.executors.base import Worker
 
 if TYPE_CHECKING:
     from minato_async.engine.map_epoch import MapEpoch
 
+#: Seconds that a worker waits at a checkpoint for the engine's lock, which is held for
+#: microseconds. Bounded, because user code may hold locks here: where Python itself runs a
+#: finalizer under the engine's lock, which nothing prevents, that may wait for one of them.
+_ASKING = 0.05
 #: Seconds that a worker waits at a checkpoint for its place in the slow lane. Bounded, because
 #: the sample may hold a lock that the samples which overtake it need.
 PARKING = 1.0
@@ -124,9 +135,7 @@ class SampleJob:
         if ticket is None or self.elapsed <= seconds:
             return False
         block, row = ticket
-        error = TimeoutError(
-            f"sample index {shown(block.indices[row])} took longer than sample_timeout={seconds} s"
-        )
+        error = Unmade(took_too_long, block.indices[row], seconds)
         if not self._epoch.expire_with(block, row, error):
             return False
         self._expired = True
@@ -150,31 +159,45 @@ class SampleJob:
             self._step_aside()
 
     def _step_aside(self) -> None:
-        epoch, slots = self._epoch, self._epoch.sync.slots
-        with self._lock:
-            if self._expired:  # just now: its worker is counted no more
-                raise SampleCancelled
-            self._become_slow()
-            # With a core to spare, or nothing else to run, waiting would help nobody.
-            if slots.cores_idle or slots.free or not epoch.feed.claimable:
-                return
-            if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
-                return
-            parked = epoch.lanes.park()
-            # Being parked is no cost: neither is it stuck, nor does its time run out.
-            began, self._inside = perf_counter(), False
-            epoch.wake_for_work()
+        epoch = self._epoch
+        if not self._lock.acquire(timeout=_ASKING):
+            return  # the next checkpoint asks again
+        try:
+            parked = self._park()
+        finally:
+            self._lock.release()
+        if parked is None:
+            return
+        began = perf_counter()
         self._due.ring()
         epoch.sync.staff()
         parked.bell.wait(PARKING)
-        with self._lock:
-            epoch.lanes.unpark(parked)
+        if not parked.granted:
+            with self._lock:
+                epoch.lanes.unpark(parked)
         seconds, (row, since) = perf_counter() - began, self._seen
         self.began += seconds
         self._seen = row, since + seconds
         self._inside = True
         if epoch.abandoned:
             raise SampleCancelled
+
+    def _park(self) -> Parked | None:
+        """Under the lock: give way, if that would help anybody."""
+        epoch, slots = self._epoch, self._epoch.sync.slots
+        if self._expired:  # just now: its worker is counted no more
+            raise SampleCancelled
+        self._become_slow()
+        # With a core to spare, or nothing else to run, waiting would help nobody.
+        if slots.cores_idle or slots.free or not epoch.feed.claimable:
+            return None
+        if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
+            return None
+        parked = epoch.lanes.park()
+        # Being parked is no cost: neither is it stuck, nor does its time run out.
+        self._inside = False
+        epoch.wake_for_work()
+        return parked
 
     def _become_slow(self) -> None:
         """Under the lock: the worker of this job is in the slow lane from now on."""
@@ -210,25 +233,38 @@ class SampleJob:
         """Do with a failed sample what the user asked for: raise, skip, or replace it."""
         handler = self._on_error
         replacement: Any = None
-        if callable(handler):
-            try:
-                replacement = handler(block.indices[row], error)
-            except BaseException as raised:
-                # A `StopIteration`, too, must not end the epoch.
-                error = name_sample(raised, block.indices[row], "on_error", self._worker)
-            else:
-                return self._settle_one(block, row, replacement)
-        with self._lock:
-            self._reopen(block, row)
-            if handler == "skip":
-                completed = self._epoch.skip_failed(block, row, error)
-            else:
-                completed = self._epoch.fail(block, row, error)
+        skips = isinstance(handler, str) and handler == "skip"
+        try:
+            if callable(handler):
+                try:
+                    replacement = handler(block.indices[row], error)
+                except BaseException as raised:
+                    # A `StopIteration`, too, must not end the epoch.
+                    error = name_sample(raised, block.indices[row], "on_error", self._worker)
+                else:
+                    return self._settle_one(block, row, replacement)
+            if skips:
+                forget_frames(error)
+            with self._lock:
+                self._reopen(block, row)
+                if skips:
+                    completed = self._epoch.skip_failed(block, row, error)
+                else:
+                    completed = self._epoch.fail(block, row, error)
+        finally:
+            # Its traceback may refer to this frame.
+            del error
         self._due.ring()
         return completed
 
     def _reopen(self, block: Block, row: int) -> None:
         """Under the lock: what is decided next is what is to become of the ticket."""
+
+    def _failed_in(
+        self, error: BaseException, block: Block, row: int, step: int, worker: str
+    ) -> list[Batch]:
+        """As `_fail`, for an `error` that a step has raised."""
+        return self._fail(block, row, self._named(error, block, row, step, worker))
 
     def _named(self, error: BaseException, block: Block, row: int, step: int, worker: str) -> Any:
         if self._expired or (isinstance(error, SampleCancelled) and self._epoch.abandoned):
@@ -262,6 +298,8 @@ class SampleJob:
         # Here and not under the lock: freeing takes time, and a finalizer is user code.
         batch.samples, batch.rows = [], None
         self._collated = batch, content, failure
+        # Its traceback refers to this frame.
+        del failure
 
     def _seed_of(self, block: Block) -> Callable[[int], int]:
         def seed(row: int) -> int:
@@ -379,8 +417,8 @@ class ClaimJob(SampleJob):
         try:
             finished = self._run_steps(sample, bound.steps)
         except BaseException as error:
-            failure = self._named(error, block, row, sample.step, worker)
-            self._collate_all(self._fail(block, row, failure), bound, worker)
+            completed = self._failed_in(error, block, row, sample.step, worker)
+            self._collate_all(completed, bound, worker)
             return
         if finished:
             with self._lock:
@@ -461,8 +499,8 @@ class SlowJob(SampleJob):
         try:
             self._run_steps(sample, bound.steps)
         except BaseException as error:
-            failure = self._named(error, block, row, sample.step, worker)
-            self._collate_all(self._fail(block, row, failure), bound, worker)
+            completed = self._failed_in(error, block, row, sample.step, worker)
+            self._collate_all(completed, bound, worker)
             return
         with self._lock:
             epoch.observe(sample.costs)
@@ -473,7 +511,7 @@ class SlowJob(SampleJob):
 class FailedJob(SampleJob):
     """What is to be done about a sample that was not waited for any longer."""
 
-    def __init__(self, block: Block, row: int, error: BaseException, epoch: MapEpoch) -> None:
+    def __init__(self, block: Block, row: int, error: Unmade, epoch: MapEpoch) -> None:
         super().__init__(epoch)
         self._block, self._row, self._error = block, row, error
 
@@ -482,9 +520,8 @@ class FailedJob(SampleJob):
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         block, row = self._block, self._row
-        step = self._recipe.step_name(0)
-        error = name_sample(self._error, block.indices[row], step, worker)
-        self._collate_all(self._fail(block, row, error), bound, worker)
+        completed = self._failed_in(self._error.unpack(), block, row, 0, worker)
+        self._collate_all(completed, bound, worker)
 
     def _reopen(self, block: Block, row: int) -> None:
         # Not before the outcome is there: the late result could come in between.

@@ -19,7 +19,7 @@ from minato_async.engine.feed import Block
 from minato_async.engine.slots import Slots
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sample:
     """A sample on its way through the steps."""
 
@@ -116,6 +116,7 @@ class Lanes:
     def clear(self) -> None:
         """Drop the parts, and let parked workers find out that nobody waits for their sample."""
         queue, self.temp_queue = self.temp_queue, deque()
+        self._due.drop(queue)
         for entry in queue:
             if isinstance(entry, Parked):
                 self.slow_running += 1

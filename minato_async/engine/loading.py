@@ -12,7 +12,7 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.slots import Slots
 from minato_async.executors.base import Job, Worker
-from minato_async.stats import Stats
+from minato_async.stats import Stats, StepCosts
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Loading(Protocol):
         """Seconds of cost after which a worker may be stuck in its sample; infinite: never."""
 
     @property
+    def parks(self) -> bool:
+        """Whether workers inside slow samples may step aside, where no core is idle."""
+
+    @property
     def finished_samples(self) -> int:
         """Samples that workers have finished so far."""
 
@@ -67,8 +71,16 @@ class Loading(Protocol):
     def queued(self) -> tuple[int, int]:
         """Batches complete and not taken by the consumer, and how many there may be."""
 
+    @property
+    def backlog(self) -> tuple[int, int, float]:
+        """Slow samples that wait to be finished, samples in flight, the threshold in seconds."""
+
     def stats(self) -> Stats:
-        """What is known of its state."""
+        """What is known of its state, but for the costs of steps."""
+
+    def costs_so_far(self) -> Callable[[], tuple[StepCosts, ...]]:
+        """What sums up the costs of steps as of now: to be called when the lock is released, since
+        it takes its time and names steps, which are the user's."""
 
     def next_job(self, worker: Worker) -> Job | None:
         """Work for `worker`, which is idle; None: there is none to be had now."""

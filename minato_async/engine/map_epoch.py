@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batches import Batch
-from minato_async.engine.costs import RecentCosts
+from minato_async.engine.costs import RecentCosts, summary
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.jobs import ClaimJob, FailedJob, SlowJob
@@ -16,8 +18,9 @@ from minato_async.engine.lanes import Lanes, Sample
 from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe
 from minato_async.engine.threshold import Threshold
+from minato_async.errors import Unmade
 from minato_async.executors.base import Job, Worker
-from minato_async.stats import Stats
+from minato_async.stats import Stats, StepCosts
 
 #: Of claims of several tickets, one in so many is looked at.
 _CHEAP_STRIDE = 16
@@ -48,9 +51,9 @@ class MapEpoch(Epoch):
         self.any_worker_will_do = self.assigned is None
         self.order_is_optional = order.optional
         #: Tickets that have expired, with nothing done about it yet.
-        self._failed: deque[tuple[Block, int, BaseException]] = deque()
+        self._failed: deque[tuple[Block, int, Unmade]] = deque()
         #: (index, error) of samples that were skipped.
-        self.skipped: list[tuple[Any, BaseException]] = []
+        self.skipped: list[tuple[Any, Any]] = []
 
     @property
     def in_flight(self) -> int:
@@ -62,12 +65,21 @@ class MapEpoch(Epoch):
         return self.threshold.stuck_after
 
     @property
+    def parks(self) -> bool:
+        return self.diverts and math.isfinite(self.threshold.seconds)
+
+    @property
     def finished_samples(self) -> int:
         return self.threshold.observed
 
     @property
     def queued(self) -> tuple[int, int]:
         return self.delivery.ready, max(1, self.batches_ahead)
+
+    @property
+    def backlog(self) -> tuple[int, int, float]:
+        in_flight = self.feed.in_window + self.feed.unclaimed
+        return len(self.lanes.temp_queue), in_flight, self.threshold.seconds
 
     @property
     def jobs_waiting(self) -> int:
@@ -135,7 +147,7 @@ class MapEpoch(Epoch):
     def _slow_job(self, sample: Sample) -> Job:
         return SlowJob(sample, self)
 
-    def _failed_job(self, block: Block, row: int, error: BaseException) -> Job:
+    def _failed_job(self, block: Block, row: int, error: Unmade) -> Job:
         return FailedJob(block, row, error, self)
 
     def wake_for_work(self) -> None:
@@ -158,13 +170,15 @@ class MapEpoch(Epoch):
         self.costs.observe(costs, tickets)
         self.threshold.observe(sum(costs) / max(1, tickets), tickets)
 
-    def skip_failed(self, block: Block, row: int, error: BaseException) -> list[Batch]:
+    def skip_failed(self, block: Block, row: int, error: Any) -> list[Batch]:
         """As `skip`, and remember which sample it was."""
-        if not block.settled[row]:
+        if block.settled[row]:
+            self._due.drop(error)
+        else:
             self.skipped.append((block.indices[row], error))
         return self.skip(block, row)
 
-    def expire_with(self, block: Block, row: int, error: BaseException) -> bool:
+    def expire_with(self, block: Block, row: int, error: Unmade) -> bool:
         """As `expire`; the next idle worker does what is to be done about `error`."""
         if not self.expire(block, row):
             return False
@@ -187,8 +201,10 @@ class MapEpoch(Epoch):
             skipped=tuple(self.skipped),
             displacement=self.delivery.displacement.seen,
             held_up=self.delivery.held_up,
-            steps=self.costs.summary(self.recipe.step_name),
         )
+
+    def costs_so_far(self) -> Callable[[], tuple[StepCosts, ...]]:
+        return partial(summary, self.costs.copy(), self.recipe.step_name)
 
     def abandon(self) -> Sequence[Job]:
         left = super().abandon()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from minato_async.errors import Unmade
+
 # Orders
 
 
@@ -65,7 +67,7 @@ class HandleFailure(NamedTuple):
 
     row: int
     index: Any
-    error: BaseException
+    error: Unmade
 
 
 # Events, in the order in which they happened

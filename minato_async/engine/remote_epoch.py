@@ -14,7 +14,7 @@ from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Sample
 from minato_async.engine.loading import Sync
 from minato_async.engine.map_epoch import MapEpoch
-from minato_async.engine.orders import CollateBatch
+from minato_async.engine.orders import CollateBatch, Rerun
 from minato_async.engine.recipe import Recipe
 from minato_async.engine.remote_jobs import (
     RemoteClaimJob,
@@ -24,6 +24,7 @@ from minato_async.engine.remote_jobs import (
 )
 from minato_async.engine.threshold import Threshold
 from minato_async.engine.travel import Travel
+from minato_async.errors import Unmade
 from minato_async.executors.base import Job
 
 #: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
@@ -38,7 +39,7 @@ CHEAP = 1e-3
 
 
 #: Told of a batch that was finished in this process: its content, or the failure.
-Done = Callable[[Batch, Any, BaseException | None], None]
+Done = Callable[[Batch, Any, Any], None]
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,14 @@ class Context:
     #: Waits for nothing.
     finish: Callable[[Batch, Any, Done], None] | None = None
 
-    def finished(
-        self, batch: Batch, content: Any, failure: BaseException | None, sync: Sync, done: Done
-    ) -> None:
+    def finished(self, batch: Batch, content: Any, failure: Any, sync: Sync, done: Done) -> None:
         """A worker has collated `batch`: `done` is told of it under the lock, now, as the caller
         holds it, or when it is finished elsewhere."""
         if self.finish is None or failure is not None or batch.void:
             done(batch, content, failure)
             return
 
-        def pass_on(batch: Batch, content: Any, failure: BaseException | None) -> None:
+        def pass_on(batch: Batch, content: Any, failure: Any) -> None:
             with sync.lock:
                 done(batch, content, failure)
             sync.due.ring()
@@ -134,8 +133,18 @@ class RemoteMapEpoch(MapEpoch):
     def _slow_job(self, sample: Sample) -> Job:
         return RemoteSlowJob(sample, self)
 
-    def _failed_job(self, block: Block, row: int, error: BaseException) -> Job:
+    def _failed_job(self, block: Block, row: int, error: Unmade) -> Job:
         return RemoteFailedJob(block, row, error, self)
+
+    @property
+    def parks(self) -> bool:
+        return False  # a process has nobody to make room for
+
+    def free_blocks(self, batch: Batch) -> None:
+        """`batch` is collated: the blocks of its samples are free for others."""
+        if self._together:  # some may stand for keys of the user's
+            self._due.drop([sample for sample in batch.samples if isinstance(sample, Rerun)])
+        batch.samples = []
 
     def packed(self, samples: Sequence[Any], packing: float, costs: Sequence[float]) -> None:
         """`samples`, made at these costs, were packed in `packing` seconds."""
@@ -162,6 +171,7 @@ class RemoteMapEpoch(MapEpoch):
         waiting = []
         for batch in completed:
             if batch.holes:
+                self._due.drop(batch.indices)
                 batch.close_holes()
             if batch.void:
                 self.collated(batch, None, None)
@@ -183,7 +193,7 @@ class RemoteMapEpoch(MapEpoch):
             row = following
         self.wake_for_work()
 
-    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+    def collated(self, batch: Batch, content: Any, failure: Any) -> None:
         if content is not None and not self._together:
             self._travel.collated(len(batch.indices), content.nbytes)
             self._see_whether_travel_pays()

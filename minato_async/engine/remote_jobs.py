@@ -5,7 +5,8 @@ The worker's half is `minato_async.process_samples`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from minato_async.engine.batches import Batch
@@ -25,17 +26,20 @@ from minato_async.engine.orders import (
     Slow,
     WholeBatch,
 )
-from minato_async.errors import name_sample, shown
+from minato_async.errors import Unmade, name_sample, shown, took_too_long
 from minato_async.executors.base import Progress, Worker
 from minato_async.transport.failures import PackedError
 
 if TYPE_CHECKING:
     from minato_async.engine.remote_epoch import RemoteMapEpoch
 
-#: Makes the failure of a sample, given its index.
-Refusal = Callable[[Any], Any]
+#: The failure of a sample, given its index.
+Refusal = Callable[[Any], Unmade]
 #: Workers that may die over one ticket, or one batch, before it has failed.
 DEATHS = 3
+#: Seconds within which what one process has written to shared memory is seen by another. Caches
+#: are coherent: what takes time, and far less, is the way from the processor's own buffers there.
+SEEN = 1e-3
 
 
 class RemoteJob:
@@ -49,6 +53,8 @@ class RemoteJob:
         #: The sample is known to be slow, and its worker counted in the slow lane.
         self.slow = False
         self._progress: Progress | None = None
+        #: The row that the worker was in when it was asked to begin no other, and when that was.
+        self._asked = (-1, 0.0)
 
     @property
     def context(self) -> Any:
@@ -62,35 +68,55 @@ class RemoteJob:
         return 0.0 if self._progress is None else self._progress.elapsed
 
     def hand_off(self) -> bool:
-        if not self.elapsed:
+        ticket = self._stuck_in()
+        if ticket is None:
             return False
+        self._become_slow(ticket[1])
+        return True
+
+    def _become_slow(self, row: int) -> None:
+        """Under the lock: the worker is slow in `row`, and will begin no other."""
         if not self.slow:
             self.slow = True
             self._epoch.lanes.slow_running += 1
-            self._give_back_rest()
-        return True
+            self._not_begun(row + 1)
 
     def expire(self, seconds: float) -> bool:
         """As `hand_off`, and the running sample has failed. Its worker will be killed."""
-        if not self.elapsed:
+        ticket = self._stuck_in()
+        # Asked again, and of this row: it may have come to it since the watch looked.
+        if ticket is None or self.elapsed <= seconds:
             return False
-        block, row = self._running()
-        error = TimeoutError(
-            f"sample index {shown(block.indices[row])} took longer than sample_timeout={seconds} s"
-        )
-        self._give_back_rest()
-        if not self._epoch.expire_with(block, row, error):
+        block, row = ticket
+        self._not_begun(row + 1)
+        late = Unmade(took_too_long, block.indices[row], seconds)
+        if not self._epoch.expire_with(block, row, late):
             return False
         self._lost(block, row)
         self._leave_slow_lane()
         return True
 
-    def _running(self) -> tuple[Block, int]:
-        """The ticket that the worker is in."""
+    def _stuck_in(self) -> tuple[Block, int] | None:
+        """Under the lock: the ticket whose step the worker is in, once it is certain to begin no
+        other. None if it came out, or has to be asked first: then, to be called again later."""
+        progress, now = self._progress, perf_counter()
+        if progress is None or not progress.elapsed:
+            return None
+        row, since = self._asked
+        if progress.row != row:
+            progress.stop()
+            self._asked = progress.row, now
+            return None
+        # What the worker wrote before it saw the request is seen here by now: so it is still in
+        # this row, and has been since it was asked.
+        return self._ticket(row) if now - since >= SEEN else None
+
+    def _ticket(self, row: int) -> tuple[Block, int] | None:
+        """The ticket that `row` stands for, if it does for one."""
         raise NotImplementedError
 
-    def _give_back_rest(self) -> None:
-        """Under the lock: the worker is to begin nothing else; others take what it would have."""
+    def _not_begun(self, row: int) -> None:
+        """Under the lock: the worker begins neither `row` nor what comes after it; others do."""
 
     def _lost(self, block: Block, row: int) -> None:
         """Under the lock: the worker is killed in `row`, and what it had finished before it is
@@ -120,10 +146,10 @@ class RemoteJob:
         raise NotImplementedError
 
     def cannot_be_sent(self, error: BaseException) -> None:
-        self._refused(lambda index: _unsendable(index, error))
+        self._refused(lambda index: Unmade(_unsendable, index, error))
 
     def cannot_be_read(self, worker: Worker, error: PackedError) -> None:
-        self._refused(lambda index: _unreadable(index, error, worker))
+        self._refused(lambda index: Unmade(_unreadable, index, error, worker.name))
 
     def _refused(self, failure: Refusal) -> None:
         with self._lock:
@@ -148,27 +174,21 @@ class RemoteJob:
         """Under the lock."""
         raise NotImplementedError
 
-    def _died_collating(self, batch: Batch | Block, how: str) -> BaseException | None:
+    def _died_collating(self, batch: Batch | Block, how: str) -> Unmade | None:
         """A worker has died while it collated: the failure of the batch if that was one too
         many."""
         deaths = self._epoch.deaths
         count = deaths[batch, -1] = deaths.get((batch, -1), 0) + 1
         if count < DEATHS:
             return None
-        indices = ", ".join(map(shown, batch.indices[:8]))
-        return RuntimeError(
-            f"a worker process {how}, {count} times, over collating samples [{indices}]"
-        )
+        return Unmade(_killed_collating, list(batch.indices[:8]), how, count)
 
     def _died_in(self, block: Block, row: int, how: str) -> None:
         """A worker has died over this ticket: it fails if that was one too many."""
         deaths = self._epoch.deaths
         count = deaths[block, row] = deaths.get((block, row), 0) + 1
         if count >= DEATHS:
-            error = RuntimeError(
-                f"a worker process {how}, {count} times, each time over sample index "
-                f"{shown(block.indices[row])}"
-            )
+            error = Unmade(_killed_over, block.indices[row], how, count)
             self._epoch.expire_with(block, row, error)
 
     def _fail(self, block: Block, row: int, error: Any) -> None:
@@ -224,20 +244,14 @@ class RemoteClaimJob(RemoteJob):
             epoch.assigned is not None and epoch.recipe.on_error != "skip",
         )
 
-    def _running(self) -> tuple[Block, int]:
-        assert self._progress is not None
-        return self._block, self._progress.row
+    def _ticket(self, row: int) -> tuple[Block, int] | None:
+        # Otherwise it is collating, or about to.
+        return (self._block, row) if self._start <= row < self._stop else None
 
     def _no_longer_whole(self) -> None:
         if self._whole:
             self._whole = False
             self._epoch.unreserve(self._block)
-
-    def _give_back_rest(self) -> None:
-        progress = self._progress
-        assert progress is not None
-        progress.stop()
-        self._not_begun(max(progress.row + 1, self._start))
 
     def _not_begun(self, row: int) -> None:
         if row < self._stop:
@@ -252,8 +266,7 @@ class RemoteClaimJob(RemoteJob):
     def _happened(self, event: Any) -> None:
         epoch, block = self._epoch, self._block
         if isinstance(event, Slow):
-            if self._progress is not None and self._progress.row == event.row:
-                self.hand_off()
+            self._become_slow(event.row)
             return
         if isinstance(event, WholeBatch):
             for costs in event.costs:
@@ -280,7 +293,7 @@ class RemoteClaimJob(RemoteJob):
         others = []
         for batch in epoch.settle(self._block, self._start, [None] * (self._stop - self._start)):
             if batch is whole:
-                batch.samples = []
+                epoch.free_blocks(batch)
                 epoch.collated(batch, content, failure)
             else:
                 others.append(batch)
@@ -335,7 +348,7 @@ class RemoteSlowJob(RemoteJob):
             sample.stream,
         )
 
-    def _running(self) -> tuple[Block, int]:
+    def _ticket(self, row: int) -> tuple[Block, int] | None:
         return self._sample.block, self._sample.row
 
     def _happened(self, event: Any) -> None:
@@ -378,8 +391,7 @@ class RemoteCollateJob(RemoteJob):
 
     def _collated(self, content: Any, failure: Any) -> None:
         batch = self._batch
-        # Their blocks are free for others.
-        batch.samples = []
+        self._epoch.free_blocks(batch)
         self._epoch.collated(batch, content, failure)
 
     def _not_run(self, failure: Refusal) -> None:
@@ -396,7 +408,7 @@ class RemoteCollateJob(RemoteJob):
 class RemoteFailedJob(RemoteJob):
     """What is to be done about a sample that was not waited for any longer."""
 
-    def __init__(self, block: Block, row: int, error: BaseException, epoch: RemoteMapEpoch) -> None:
+    def __init__(self, block: Block, row: int, error: Unmade, epoch: RemoteMapEpoch) -> None:
         super().__init__(epoch)
         self._block, self._row, self._error = block, row, error
 
@@ -432,8 +444,19 @@ def _unsendable(index: Any, error: BaseException) -> BaseException:
     return name_sample(failure, index, "before the first", "none")
 
 
-def _unreadable(index: Any, error: PackedError, worker: Worker) -> PackedError:
+def _unreadable(index: Any, error: PackedError, worker: str) -> BaseException:
     return error.noted(
         f"minato_async: sample index {shown(index)}, step unpickling this key of type "
-        f"{type(index).__qualname__}, worker {worker.name}"
+        f"{type(index).__qualname__}, worker {worker}"
+    ).unpack()
+
+
+def _killed_over(index: Any, how: str, times: int) -> BaseException:
+    return RuntimeError(
+        f"a worker process {how}, {times} times, each time over sample index {shown(index)}"
     )
+
+
+def _killed_collating(indices: Sequence[Any], how: str, times: int) -> BaseException:
+    listed = ", ".join(map(shown, indices))
+    return RuntimeError(f"a worker process {how}, {times} times, over collating samples [{listed}]")

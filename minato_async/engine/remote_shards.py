@@ -154,7 +154,8 @@ class RemoteShardedEpoch(ShardedEpoch):
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)
-        self.unfinished.clear()
+        unfinished, self.unfinished = self.unfinished, deque()
+        self.sync.due.drop(unfinished)
         # Workers let go of what they have open when they begin another epoch, or end.
         self.forget()
         return ()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
+
+#: Those of a reading's fields that take system calls to measure.
+MEASURED = frozenset(["cpu", "delayed", "idle_cores"])
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a worker scheduler is told about the time since it was last asked."""
+    """What a worker scheduler is told about the time since it was last asked. Of `MEASURED`, what
+    cannot be measured here is nan, and what the scheduler does not need."""
 
     #: Seconds since then.
     seconds: float
@@ -40,8 +44,11 @@ class Reading:
 class WorkerScheduler(Protocol):
     """Chooses the number of workers that run steps.
 
-    One of your own may be passed to the loader. It is asked under the engine's lock, so it must be
-    quick and not wait; what it raises ends the epoch. It serves every iterator of its loader.
+    One of your own may be passed to the loader. It is asked on the loader's event loop, so it must
+    be quick and not wait; what it raises ends the epoch. It serves every iterator of its loader.
+
+    It may have an attribute `needs`: the names of those among "cpu", "delayed" and "idle_cores"
+    that it looks at, each of which takes system calls to measure. Without it, all are measured.
     """
 
     #: Seconds between two calls of `decide`.
@@ -58,6 +65,7 @@ class FixedScheduler:
     """Keeps the number of workers."""
 
     interval = 1.0
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -83,6 +91,7 @@ class PaperScheduler:
     """
 
     interval = 0.5
+    needs = frozenset(["cpu"])
 
     def __init__(
         self, workers: int, alpha: float = 1.0, beta: float = 2.0, theta: float = 0.75
@@ -96,7 +105,7 @@ class PaperScheduler:
 
     def decide(self, reading: Reading) -> int:
         emptiness = 1.0 - reading.queued / max(1, reading.queue_limit)
-        load = min(1.0, reading.cpu / reading.quota) - self._theta
+        load = min(1.0, _known(reading).cpu / reading.quota) - self._theta
         delta = self._alpha * emptiness + self._beta * load
         self._workers += min(2.0, max(-2.0, delta))
         self._workers = min(float(reading.most), max(1.0, self._workers))
@@ -148,6 +157,7 @@ class ThroughputScheduler:
     """
 
     interval = 0.1
+    needs = frozenset(["cpu", "delayed"])
     #: Readings that a step up is based on, and one down, which is not tried first.
     _FEW = 3
     _SEVERAL = 5
@@ -180,6 +190,7 @@ class ThroughputScheduler:
         return self._start
 
     def decide(self, reading: Reading) -> int:
+        reading = _known(reading)
         self._up.left -= reading.seconds
         self._rest.left -= reading.seconds
         let_go = self._running < self._found and self._trial is None
@@ -273,6 +284,15 @@ class ThroughputScheduler:
             if count >= self._FEW and finished >= self._SAMPLES * self._running:
                 return finished / seconds
         return None
+
+
+def _known(reading: Reading) -> Reading:
+    """`reading`, where what could not be measured is nothing."""
+    if math.isnan(reading.cpu):
+        reading = replace(reading, cpu=0.0)
+    if math.isnan(reading.delayed):
+        reading = replace(reading, delayed=0.0)
+    return reading
 
 
 def _mean(readings: Sequence[Reading], value: Callable[[Reading], float]) -> float:

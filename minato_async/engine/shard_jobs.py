@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from minato_async.checkpoint import SampleCancelled
-from minato_async.engine.batches import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.reader import Reader
@@ -34,11 +33,7 @@ class IterableEpoch(ShardedEpoch):
         """No shard is its own."""
 
     def abandon(self) -> Sequence[Job]:
-        unread, batches = self.forget()
-        jobs: list[Job] = [ReleaseShard(source, self, self.sync) for source in unread]
-        if batches:
-            jobs.append(ReleaseBatches(batches))
-        return jobs
+        return [ReleaseShard(source, self, self.sync) for source in self.forget()]
 
 
 class ReadingEpoch(Protocol):
@@ -116,6 +111,8 @@ class ReadJob(UnwatchedJob):
             batch.samples = []
             with self._sync.lock:
                 epoch.collated(batch, *outcome)
+            # A failure's traceback leads to this frame.
+            del outcome
             self._sync.due.ring()
 
     def _read(self, streams: Streams, worker: str) -> ShardBatch | None:
@@ -203,21 +200,6 @@ class ReleaseShard(UnwatchedJob):
 
     def run(self, worker: Worker) -> None:
         _release(self._source, self._epoch, self._sync)
-
-
-class ReleaseBatches(UnwatchedJob):
-    """Lets go of batches that nobody will take."""
-
-    __slots__ = ("_batches",)
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self._batches = batches
-
-    def describe(self) -> str:
-        return "dropping batches"
-
-    def run(self, worker: Worker) -> None:
-        self._batches.clear()
 
 
 def _release(source: ShardPass, epoch: ReadingEpoch, sync: Guard) -> None:

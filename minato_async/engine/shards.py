@@ -22,7 +22,7 @@ from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader
 from minato_async.errors import name_transform
 from minato_async.process_wide import Own
-from minato_async.stats import Stats
+from minato_async.stats import Stats, StepCosts
 
 
 class Shard:
@@ -170,6 +170,15 @@ class ShardedEpoch:
     def stuck_after(self) -> float:
         return math.inf  # what a shard costs is not known sample by sample
 
+    parks = False
+
+    @property
+    def backlog(self) -> tuple[int, int, float]:
+        return 0, self._in_window, math.inf
+
+    def costs_so_far(self) -> Callable[[], tuple[StepCosts, ...]]:
+        return tuple  # none are known
+
     def stats(self) -> Stats:
         return Stats(
             in_window=self._in_window,
@@ -193,20 +202,22 @@ class ShardedEpoch:
     def finished(self) -> bool:
         return self.abandoned or not (self._unended or self._undelivered)
 
-    def forget(self) -> tuple[list[ShardPass], list[Batch]]:
-        """Nobody will ask for more. Returns what the caller must see let go of, outside the lock,
-        since that runs user code: open iterators, whose shards it now occupies, and batches."""
+    def forget(self) -> list[ShardPass]:
+        """Nobody will ask for more. Returns what the caller must have a worker let go of, since
+        that runs user code: open iterators, whose shards it now occupies."""
         self.abandoned = True
         # The worker inside an occupied shard lets go of the iterator itself, on its way out.
         unread = [p for p in self._passes if p.reader is not None and not p.shard.occupied]
         batches = self.delivery.clear()
         for source in self._passes:
             batches += source.in_turn
-            source.in_turn.clear()
+            source.in_turn.clear()  # the list has them all
+        # From the frames in its traceback a failure leads back to its batch.
+        self.sync.due.drop(batches, [batch.take_failure() for batch in batches])
         for source in unread:
             source.shard.occupied = True
         self.delivery.wake()
-        return unread, batches
+        return unread
 
     # What workers do
 
@@ -275,8 +286,10 @@ class ShardedEpoch:
         self.sync.wake_workers(1)
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        batch.content, batch.failure = content, failure
-        if not self.abandoned:
+        if self.abandoned:
+            self.sync.due.drop(batch, content, failure)
+        else:
+            batch.content, batch.failure = content, failure
             assert isinstance(batch, ShardBatch)
             self._complete(batch)
             self._take_turns()

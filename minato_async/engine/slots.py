@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minato_async.executors.base import Job, Worker
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """A worker and the job it is running."""
 

@@ -45,11 +45,13 @@ class Job(Protocol):
 
     def hand_off(self) -> bool:
         """Its worker is stuck in one step: give away what stands behind it. False if it is not
-        stuck after all. The caller holds the engine's lock."""
+        stuck after all, or it takes a second call to be certain. The caller holds the engine's
+        lock."""
 
     def expire(self, seconds: float) -> bool:
         """The running sample has failed, having cost more than `seconds`. False if it has come
-        to an end after all. The caller holds the engine's lock."""
+        to an end after all, or it takes a second call to be certain. The caller holds the engine's
+        lock."""
 
     def describe(self) -> str:
         """What is being done now, in a few words. Any thread, while the job runs."""
@@ -75,8 +77,8 @@ class Progress(Protocol):
         """Seconds of cost of the running sample so far; 0 if there is none."""
 
     def stop(self) -> None:
-        """Ask it to begin no more rows. Of the `row` that is then read it may have seen the
-        request in time, and says so in its reply; what stands behind that, it does not begin."""
+        """Ask it to begin no more rows. It sees the request a moment later; `row` may still be
+        about to change until then, and tells from then on what it has begun last."""
 
 
 class RemoteContext(Protocol):

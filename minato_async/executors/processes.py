@@ -350,10 +350,13 @@ class ProcessExecutor:
             self._regions.adopt(worker.region, content)
             job.reply(worker, content)
             job.finished()
+            # Only the engine has it from now on: it is freed by whoever may free the user's keys.
+            del job
             self._feed(worker)
             return
         if kind == UNREADABLE:
             job.cannot_be_read(worker, content)
+            del job
             self._feed(worker)
             return
         job.finished()
@@ -394,6 +397,7 @@ class ProcessExecutor:
         if (job := worker.job) is not None:
             worker.job = None
             job.died(worker, how)
+        del job
         self._source.worker_ended(worker, how)
         if self._closed:
             if not self._workers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from time import perf_counter
 
 #: Numbers in the record of one worker. Each has its own cache lines.
@@ -11,13 +10,15 @@ _ORDER, _ROW, _INSIDE, _BEGAN, _COST, _STOP = range(6)
 #: The first record is for all: the newest context that was abandoned.
 _ABANDONED = 0
 
-#: Taken and released where what was written before must be seen before what is read after:
-#: processors let reads overtake writes, except around an atomic operation.
-_fence = threading.Lock()
-
 
 class Status:
-    """The record of one worker. Used by both sides; each number is written by one of them."""
+    """The record of one worker. Used by both sides; each number is written by one of them, but for
+    the request to stop, which is only ever made.
+
+    There is no fence: a lock is none on every processor, and would be left locked by a fork. What
+    one side has written the other sees, but later than it may have read on; so who asks a worker to
+    begin no more rows waits a moment before it relies on what the worker tells.
+    """
 
     def __init__(self, shared: memoryview[float], number: int) -> None:
         start = (number + 1) * RECORD
@@ -35,8 +36,6 @@ class Status:
         record = self._record
         record[_BEGAN] = perf_counter()
         record[_ROW] = row
-        with _fence:
-            pass
         return not record[_STOP]
 
     def enter(self, cost: float = 0.0) -> None:
@@ -47,6 +46,10 @@ class Status:
 
     def leave(self) -> None:
         self._record[_INSIDE] = 0
+
+    def stop(self) -> None:
+        """Begin no more rows, as if the parent had asked."""
+        self._record[_STOP] = 1
 
     @property
     def began(self) -> float:
@@ -100,5 +103,3 @@ class OrderProgress:
 
     def stop(self) -> None:
         self._record[_STOP] = 1
-        with _fence:
-            pass

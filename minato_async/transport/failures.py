@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple, cast
 
+from minato_async.errors import Unmade
+
 #: Causes of causes that are carried along.
 _DEPTH = 16
 #: Exceptions that are carried along in all.
@@ -66,8 +68,8 @@ class PackedError:
 
 
 def unpacked(error: Any) -> BaseException:
-    """`error` itself, or what it is when it has come from another process."""
-    found: BaseException = error.unpack() if isinstance(error, PackedError) else error
+    """`error` itself, or what it is when it has come from another process, or is yet to be made."""
+    found: BaseException = error.unpack() if isinstance(error, PackedError | Unmade) else error
     return found
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
 from minato_async.engine import advice, coordinator
-from minato_async.engine.advice import Adviser, Observation
+from minato_async.engine.advice import Advice, Adviser, Observation
 from minato_async.engine.batches import Batch
 from minato_async.engine.bell import Bell, DueBells
 from minato_async.engine.delivery import Delivery
@@ -23,9 +23,9 @@ from tests.loaders import on_each_executor
 from tests.semantics.support import InThread
 
 
-def observe(adviser: Adviser, held_up: float) -> list[str]:
-    """What is told of ten seconds, of which the consumer was held up so many."""
-    told: list[str] = []
+def observe(adviser: Adviser, held_up: float) -> list[Advice]:
+    """What is found in ten seconds, of which the consumer was held up so many."""
+    told: list[Advice] = []
     for second in range(11):
         told += adviser.observe(
             Observation(
@@ -45,16 +45,14 @@ def observe(adviser: Adviser, held_up: float) -> list[str]:
 
 
 class TestAdviser:
-    def test_is_given_once(self) -> None:
-        given: set[str] = set()
-        (told,) = observe(Adviser(given), 1.5)
-        assert "15% of the time" in told
-        assert "in_order=False" in told
-        # Of the next epoch, whose workers are others.
-        assert observe(Adviser(given), 1.5) == []
+    def test_it_says_what_order_costs(self) -> None:
+        found = observe(Adviser(), 1.5)
+        assert {advice.topic for advice in found} == {"order"}
+        assert "15% of the time" in found[0].text
+        assert "in_order=False" in found[0].text
 
     def test_not_where_it_would_bring_nothing_to_speak_of(self) -> None:
-        assert observe(Adviser(set()), 0.4) == []
+        assert observe(Adviser(), 0.4) == []
 
 
 class TestHeldUp:
@@ -132,6 +130,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """Advice after a moment, and not after seconds."""
     monkeypatch.setattr(advice, "_PERIOD", 0.05)
     monkeypatch.setattr(coordinator, "_ADVICE_INTERVAL", 0.01)
+    monkeypatch.setattr(advice, "_given", {topic: threading.Lock() for topic in advice._given})
     handler = Told()
     advice.logger.addHandler(handler)
     yield handler
