@@ -73,7 +73,7 @@ class Desk:
     """What a worker process works with, whatever it runs. Is the `Worker` that recipes are bound
     to, and the job that checkpoints ask."""
 
-    retiring = False
+    retiring = aside = shares = False
     native_id = 0
 
     def __init__(

@@ -126,7 +126,7 @@ class Engine:
     async def _main(self, stop: asyncio.Event) -> None:
         """Runs on the event loop, from the first epoch to the last worker's end."""
         try:
-            self._executor.resize(self._slots.threads)
+            self._resize()
             await stop.wait()
         except BaseException as error:
             self._break(error)
@@ -146,17 +146,24 @@ class Engine:
             # Those that were given up are not waited for, but at interpreter exit they must be
             # found.
             if self._executor.join(_LAST_LINE):
-                shutdown.forget(self)
-                # It refers to this engine. Without the circle both are freed with the iterator;
-                # on free-threaded Python the collector comes only after hundreds of epochs.
-                self._executor = NoWorkers()
+                self._forget()
+            else:
+                self._executor.when_ended(self._forget)
+
+    def _forget(self) -> None:
+        """The last worker is gone."""
+        shutdown.forget(self)
+        # It refers to this engine. Without the circle both are freed with the iterator; on
+        # free-threaded Python the collector comes only after hundreds of epochs.
+        self._executor = NoWorkers()
 
     def _staff(self) -> None:
         """Have the loop bring the number of threads to what the slots ask for. By a worker."""
         self._loop.call_soon(self._resize)
 
     def _resize(self) -> None:
-        self._executor.resize(self._slots.threads)
+        # At most as many run at once, each by another number.
+        self._executor.resize(self._slots.threads, self._slots.most)
 
     def _tick(self) -> None:
         """On the loop, a few times a second while there is work."""
@@ -463,6 +470,8 @@ class Engine:
                 self._due.drop(last)
                 del last
             ending, loading = self._closed or worker.retiring, self._loading
+            if worker.shares and self._slots.runs_as(worker.number):
+                ending = True  # who was aside is back
             if self._left_over:
                 job = self._left_over.popleft()
             elif loading is not None and not ending:

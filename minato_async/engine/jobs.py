@@ -53,7 +53,8 @@ class SampleJob:
         self._seen = (-1, 0.0)
         #: Nobody waits for the running sample any more, nor for its worker.
         self._expired = False
-        self._worker = ""
+        self._worker: Worker | None = None
+        self._name = ""
         self._on_error: OnError = "raise"
         self._streams: Any = None
         #: What the worker has collated last and not passed on yet. It waits for the lock that the
@@ -74,7 +75,7 @@ class SampleJob:
             self._due.ring()
 
     def run(self, worker: Worker) -> None:
-        self._worker = worker.name
+        self._worker, self._name = worker, worker.name
         bound = self._recipe.bind(worker)
         self._streams, self._on_error = bound.streams, bound.on_error
         current.job = self
@@ -159,11 +160,12 @@ class SampleJob:
             self._step_aside()
 
     def _step_aside(self) -> None:
-        epoch = self._epoch
+        epoch, worker = self._epoch, self._worker
+        assert worker is not None
         if not self._lock.acquire(timeout=_ASKING):
             return  # the next checkpoint asks again
         try:
-            parked = self._park()
+            parked = self._park(worker)
         finally:
             self._lock.release()
         if parked is None:
@@ -182,7 +184,7 @@ class SampleJob:
         if epoch.abandoned:
             raise SampleCancelled
 
-    def _park(self) -> Parked | None:
+    def _park(self, worker: Worker) -> Parked | None:
         """Under the lock: give way, if that would help anybody."""
         epoch, slots = self._epoch, self._epoch.sync.slots
         if self._expired:  # just now: its worker is counted no more
@@ -193,7 +195,7 @@ class SampleJob:
             return None
         if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
             return None
-        parked = epoch.lanes.park()
+        parked = epoch.lanes.park(worker)
         # Being parked is no cost: neither is it stuck, nor does its time run out.
         self._inside = False
         epoch.wake_for_work()
@@ -240,7 +242,7 @@ class SampleJob:
                     replacement = handler(block.indices[row], error)
                 except BaseException as raised:
                     # A `StopIteration`, too, must not end the epoch.
-                    error = name_sample(raised, block.indices[row], "on_error", self._worker)
+                    error = name_sample(raised, block.indices[row], "on_error", self._name)
                 else:
                     return self._settle_one(block, row, replacement)
             if skips:

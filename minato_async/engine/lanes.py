@@ -17,6 +17,7 @@ from typing import Any
 from minato_async.engine.bell import Bell, DueBells
 from minato_async.engine.feed import Block
 from minato_async.engine.slots import Slots
+from minato_async.executors.base import Worker
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +41,10 @@ class Sample:
 class Parked:
     """A worker that waits, inside a slow sample, for a place in the slow lane."""
 
-    __slots__ = ("bell", "granted")
+    __slots__ = ("bell", "granted", "worker")
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self.bell = Bell()
         #: It has its slot back.
         self.granted = False
@@ -83,26 +85,36 @@ class Lanes:
         self.diverted += 1
         self.temp_queue.append(sample)
 
-    def resume(self) -> Sample | None:
-        """Let the oldest slow sample go on: it is returned for the calling worker to run, or a
-        parked worker gets the slot and None is returned."""
-        self.slow_running += 1
-        oldest = self.temp_queue.popleft()
-        if isinstance(oldest, Sample):
-            return oldest
-        self._grant(oldest)
+    def next_due(self) -> Sample | Parked | None:
+        """The oldest slow sample that can go on; None: there is none. One whose worker is parked
+        waits for whoever runs by that worker's number meanwhile: no two run by the same."""
+        for entry in self.temp_queue:
+            if isinstance(entry, Sample) or not self._slots.runs_as(entry.worker.number):
+                return entry
         return None
 
-    def park(self) -> Parked:
+    def resume(self, entry: Sample | Parked) -> Sample | None:
+        """Let `entry` of the temp queue go on: a sample is returned for the calling worker to run,
+        a parked worker gets the slot and None is returned."""
+        self.slow_running += 1
+        self.temp_queue.remove(entry)
+        if isinstance(entry, Sample):
+            return entry
+        self._grant(entry)
+        return None
+
+    def park(self, worker: Worker) -> Parked:
         """The calling worker gives its slot up; `slow_running` counts it again once granted."""
-        parked = Parked()
+        parked = Parked(worker)
+        worker.aside = True
         self.temp_queue.append(parked)
         self.slow_running -= 1
         self._slots.parked += 1
         return parked
 
     def unpark(self, parked: Parked) -> None:
-        """`parked` goes on without having been granted a slot."""
+        """`parked` goes on without having been granted a slot: what it holds may be what others
+        wait for, so it does though its number may be another's for the moment."""
         if not parked.granted:
             self.temp_queue.remove(parked)
             self.slow_running += 1
@@ -110,6 +122,7 @@ class Lanes:
 
     def _grant(self, parked: Parked) -> None:
         parked.granted = True
+        parked.worker.aside = False
         self._slots.parked -= 1
         self._due.add(parked.bell)
 

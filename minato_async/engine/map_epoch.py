@@ -104,13 +104,14 @@ class MapEpoch(Epoch):
         while slots.free:
             if self._failed:
                 return self._failed_job(*self._failed.popleft())
-            if not (lanes.temp_queue and lanes.wants_worker(self.in_flight)):
+            entry = lanes.next_due() if lanes.wants_worker(self.in_flight) else None
+            if entry is None:
                 claim = self.feed.claim(self._claim_size.next())
                 if claim is not None:
                     return self._claim_job(claim)
-                if not lanes.temp_queue:
+                if (entry := lanes.next_due()) is None:
                     return None
-            sample = lanes.resume()
+            sample = lanes.resume(entry)
             if sample is not None:
                 return self._slow_job(sample)
         return None

@@ -64,6 +64,11 @@ class Slots:
         """Threads needed for that."""
         return min(self.wanted + self.handed_off, self.most) + self.parked
 
+    def runs_as(self, number: int) -> bool:
+        """Whether a worker of this `number` is inside a step, and not aside."""
+        workers = (entry.worker for entry in self.running.values())
+        return any(worker.number == number and not worker.aside for worker in workers)
+
     def enter(self, worker: Worker, job: Job) -> None:
         self.running[worker.name] = Running(worker, job, time.monotonic())
 

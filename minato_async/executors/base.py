@@ -16,8 +16,13 @@ class Worker(Protocol):
 
     @property
     def number(self) -> int:
-        """Told to user code as the worker's id: the smallest that no other worker has. One that
-        was given up has none any more: its replacement has the same."""
+        """Told to user code as the worker's id: the smallest that is free when it starts. That of a
+        worker which is given up, or aside, is free: its replacement has the same."""
+
+    #: It waits, inside a sample, for others to go first: meanwhile another may have its number.
+    aside: bool
+    #: Another worker has, or had, the same number.
+    shares: bool
 
     @property
     def native_id(self) -> int:
@@ -170,8 +175,9 @@ class Executor(Protocol):
         """The process that worker `number` has to itself; None: there is none, or not yet. Any
         thread."""
 
-    def resize(self, size: int) -> None:
-        """Start workers, or let surplus ones end after their current job. Any thread."""
+    def resize(self, size: int, numbers: int | None = None) -> None:
+        """Start workers, or let surplus ones end after their current job. Any thread. None is
+        started whose number would be `numbers` or more."""
 
     def tidy(self) -> None:
         """Called now and then, on the event loop: give back memory that nobody uses."""
@@ -184,6 +190,10 @@ class Executor(Protocol):
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (None: no limit) for all workers to have ended."""
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """After `close`: have `callback` called, once and by any thread, when all workers have
+        ended, including those that were given up."""
 
     def interrupt(self) -> None:
         """Raise `SampleCancelled` inside the workers that still run, where that is possible."""
@@ -198,7 +208,7 @@ class NoWorkers:
     def process_id(self, number: int) -> int | None:
         return None
 
-    def resize(self, size: int) -> None:
+    def resize(self, size: int, numbers: int | None = None) -> None:
         """No worker starts any more."""
 
     def tidy(self) -> None:
@@ -212,6 +222,9 @@ class NoWorkers:
 
     def join(self, timeout: float | None = None) -> bool:
         return True
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        callback()
 
     def interrupt(self) -> None:
         """Nobody is there to be interrupted."""

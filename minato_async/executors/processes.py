@@ -67,6 +67,7 @@ class ProcessWorker:
         self.serial = serial
         self.number = number
         self.name = name
+        self.aside = self.shares = False
         self.region = region
         self.status: Status | None = status
         self.retiring = False
@@ -166,7 +167,7 @@ class ProcessExecutor:
 
     # Workers
 
-    def resize(self, size: int) -> None:
+    def resize(self, size: int, numbers: int | None = None) -> None:
         """Grow or shrink to `size` workers; the newest retire first. No effect once closed."""
         if size < 0:
             raise ValueError(f"an executor cannot have {size} workers")
@@ -259,6 +260,9 @@ class ProcessExecutor:
 
     def join(self, timeout: float | None = None) -> bool:
         return self._over.wait(timeout)
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        callback()  # whoever is left was killed
 
     def interrupt(self) -> None:
         """Nothing to do: after a moment, workers are killed."""
@@ -445,6 +449,7 @@ class _Nobody:
     name = "the process that starts workers"
     number = native_id = -1
     retiring = True
+    aside = shares = False
 
 
 def _explained(error: OSError) -> OSError:

@@ -24,6 +24,8 @@ class ThreadWorker:
     def __init__(self, number: int, name: str, main: Callable[[ThreadWorker], None]) -> None:
         self.number = number
         self.name = name
+        self.aside = False
+        self.shares = False
         self.retiring = False
         self.ended = False
         #: Nobody waits for its end: it is stuck.
@@ -51,11 +53,13 @@ class ThreadExecutor:
         self._source = source
         self._setup = setup
         self._on_all_ended = on_all_ended
-        # Guards the three fields below. Never held while a job runs or the source is called.
+        # Guards the four fields below. Never held while a job runs or the source is called.
         self._lock = threading.Lock()
         self._workers: list[ThreadWorker] = []
         self._closed = False
         self._over = False
+        #: To be called when the last thread has ended.
+        self._when_ended: Callable[[], None] | None = None
 
     #: A thread is there at once.
     starting = ""
@@ -71,7 +75,7 @@ class ThreadExecutor:
     def _staying(self) -> list[ThreadWorker]:
         return [w for w in self._workers if not (w.retiring or w.ended)]
 
-    def resize(self, size: int) -> None:
+    def resize(self, size: int, numbers: int | None = None) -> None:
         """Grow or shrink to `size` workers; the newest retire first. No effect once closed."""
         if size < 0:
             raise ValueError(f"an executor cannot have {size} workers")
@@ -84,11 +88,9 @@ class ThreadExecutor:
             for worker in staying[size:]:
                 worker.retiring = True
             for _ in range(size - len(staying)):
-                there = [worker for worker in self._workers if not worker.ended]
-                taken = {worker.number for worker in there if not worker.given_up}
-                free = next(number for number in itertools.count() if number not in taken)
-                name = worker_name(free, {worker.name for worker in there})
-                worker = ThreadWorker(free, name, self._main)
+                worker = self._new_worker()
+                if numbers is not None and worker.number >= numbers:
+                    break  # one that was aside is back
                 self._workers.append(worker)
                 starting.append(worker)
         if len(staying) > size:
@@ -101,6 +103,17 @@ class ThreadExecutor:
             except RuntimeError as error:
                 self._end(worker)
                 self._source.worker_failed(worker, error)
+
+    def _new_worker(self) -> ThreadWorker:
+        there = [worker for worker in self._workers if not worker.ended]
+        taken = {worker.number for worker in there if not (worker.given_up or worker.aside)}
+        number = next(number for number in itertools.count() if number not in taken)
+        name = worker_name(number, {worker.name for worker in there})
+        worker = ThreadWorker(number, name, self._main)
+        for other in there:
+            if other.number == number:
+                worker.shares = other.shares = True
+        return worker
 
     def tidy(self) -> None:
         """Nothing to do: threads have no memory of their own."""
@@ -178,5 +191,21 @@ class ThreadExecutor:
         with self._lock:
             worker.ended = True
             last = self._is_last()
+            callback = self._take_callback()
         if last:
             self._on_all_ended()
+        if callback is not None:
+            callback()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._when_ended = callback
+            due = self._take_callback()
+        if due is not None:
+            due()
+
+    def _take_callback(self) -> Callable[[], None] | None:
+        if not all(worker.ended for worker in self._workers):
+            return None
+        callback, self._when_ended = self._when_ended, None
+        return callback

@@ -18,6 +18,8 @@ class NamedWorker:
     number: int = 0
     native_id: int = 0
     retiring: bool = False
+    aside: bool = False
+    shares: bool = False
 
 
 class NoJob:
@@ -45,7 +47,7 @@ def sample(number: int = 0) -> Sample:
 
 
 def enter(slots: Slots, count: int) -> list[NamedWorker]:
-    workers = [NamedWorker(f"w{number}") for number in range(count)]
+    workers = [NamedWorker(f"w{number}", number) for number in range(count)]
     for worker in workers:
         slots.enter(worker, NoJob())
     return workers
@@ -112,30 +114,49 @@ class TestTempQueue:
         lanes.divert(first)
         lanes.divert(second)
         assert lanes.diverted == 2
-        assert lanes.resume() is first
-        assert lanes.resume() is second
+        assert lanes.resume(first) is first
+        assert lanes.next_due() is second
+        assert lanes.resume(second) is second
         assert lanes.slow_running == 2
 
     def test_a_parked_worker_gives_its_slot_up_and_gets_it_back(self) -> None:
         lanes, slots = make_lanes(1)
-        enter(slots, 1)
+        (worker,) = enter(slots, 1)
         lanes.slow_running = 1
         assert not slots.free
-        parked = lanes.park()
+        parked = lanes.park(worker)
+        assert worker.aside
         assert (slots.free, slots.active, slots.threads) == (True, 0, 2)
         assert lanes.slow_running == 0
-        assert lanes.resume() is None
+        assert lanes.next_due() is parked
+        assert lanes.resume(parked) is None
         assert parked.granted
+        assert not worker.aside
         assert (slots.free, slots.active, slots.threads) == (False, 1, 1)
         assert lanes.slow_running == 1
         lanes.unpark(parked)
         assert (slots.parked, lanes.slow_running) == (0, 1)
 
+    def test_a_parked_worker_waits_for_whoever_runs_by_its_number(self) -> None:
+        lanes, slots = make_lanes(3)
+        worker, other = enter(slots, 2)
+        parked = lanes.park(worker)
+        another = NamedWorker("w0.1", worker.number)
+        slots.enter(another, NoJob())
+        assert lanes.next_due() is None
+        behind = sample()
+        lanes.divert(behind)
+        assert lanes.next_due() is behind
+        slots.leave(other)
+        assert lanes.next_due() is behind
+        slots.leave(another)
+        assert lanes.next_due() is parked
+
     def test_one_that_has_waited_enough_goes_on_without(self) -> None:
         lanes, slots = make_lanes(1)
-        enter(slots, 2)
+        worker, _ = enter(slots, 2)
         lanes.slow_running = 1
-        parked = lanes.park()
+        parked = lanes.park(worker)
         other = sample()
         lanes.divert(other)
         lanes.unpark(parked)
@@ -146,9 +167,9 @@ class TestTempQueue:
         due = DueBells()
         slots = Slots(1, 1)
         lanes = Lanes(slots, due)
-        enter(slots, 2)
+        worker, _ = enter(slots, 2)
         lanes.slow_running = 1
-        parked = lanes.park()
+        parked = lanes.park(worker)
         lanes.divert(sample())
         lanes.clear()
         due.ring()
