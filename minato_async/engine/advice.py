@@ -103,8 +103,7 @@ class Adviser:
                 Advice(
                     "loader",
                     f"the consumer waits for data {waited:.0%} of the time, and all {last.most} "
-                    f"workers that there may be are at work: {_remedy(last.idle_cores)} "
-                    "(loader.stats.steps tells what they cost)",
+                    f"workers that there may be are at work: {_remedy(last.idle_cores)}",
                 )
             )
         if waited < 0.01 and last.active < 0.5 * last.workers:
@@ -147,17 +146,15 @@ def _waited(first: Observation, last: Observation) -> float:
 
 
 def _remedy(idle_cores: float | None) -> str:
+    cheaper = "make samples cheaper (loader.stats.steps tells what they cost)"
     if idle_cores is None:
         return (
-            "make samples cheaper, or raise num_workers or max_workers if CPUs are idle, which "
-            "could not be measured here"
+            f"raise num_workers or max_workers, or {cheaper}. How many CPUs are idle could not be "
+            "measured"
         )
     if idle_cores < 0.5:
         return (
-            "no CPU is idle, so make samples cheaper; to raise num_workers or max_workers would "
-            "only help samples that wait, for a disk say"
+            f"{cheaper}. No CPU is idle: to raise num_workers or max_workers would only help "
+            "samples that wait, for a disk say"
         )
-    return (
-        f"raise num_workers or max_workers, as {idle_cores:.1f} CPUs are idle, or make samples "
-        "cheaper"
-    )
+    return f"{idle_cores:.1f} CPUs are idle: raise num_workers or max_workers, or {cheaper}"

@@ -14,6 +14,19 @@ from minato_async.engine.recipe import Streams
 _END = object()
 
 
+def _only_in(held: list[object]) -> bool:
+    """Whether nothing but this list refers to its one item.
+
+    How many references the question itself adds depends on the version of Python: so it is asked
+    of an object of which it is known, too.
+    """
+    return _references(held) <= _references([object()])
+
+
+def _references(held: list[object]) -> int:
+    return sys.getrefcount(held[0])
+
+
 def _never() -> bool:
     return False
 
@@ -101,12 +114,11 @@ class Reader:
         another thread is only freed when that thread next runs, which may be an epoch later. One
         that the dataset keeps for itself is left as it is.
         """
-        iterator = self._iterator
+        held: list[Any] = [self._iterator]
         self._iterator = iter(())
-        # This frame's variable and the argument of getrefcount.
-        if isinstance(iterator, GeneratorType) and sys.getrefcount(iterator) <= 2:
+        if isinstance(held[0], GeneratorType) and _only_in(held):
             try:
-                iterator.close()
+                held[0].close()
             except BaseException:
                 # Nobody waits for it any more: told as what a thread raises in the end.
                 kind, error, traceback = sys.exc_info()

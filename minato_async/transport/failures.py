@@ -389,8 +389,10 @@ def _new_group(
     return BaseExceptionGroup.__new__(cls, message, members)
 
 
-def _here() -> FrameType:
-    return sys._getframe()
+def _here() -> Iterator[FrameType]:
+    # A generator, whose frame does not keep those of who called it: whoever keeps the exception
+    # would keep what they know, and they the exception.
+    yield sys._getframe()
 
 
 def _traceback(frames: list[tuple[str, int, str]]) -> TracebackType | None:
@@ -399,6 +401,6 @@ def _traceback(frames: list[tuple[str, int, str]]) -> TracebackType | None:
     following: TracebackType | None = None
     for filename, line, name in reversed(frames):
         code: CodeType = _here.__code__.replace(co_filename=filename, co_name=name)
-        frame = FunctionType(code, {"sys": sys, "__name__": name, "__file__": filename})()
+        frame = next(FunctionType(code, {"sys": sys, "__name__": name, "__file__": filename})())
         following = TracebackType(following, frame, -1, line)
     return following
