@@ -114,6 +114,10 @@ class MapEpoch(Epoch):
             sample = lanes.resume(entry)
             if sample is not None:
                 return self._slow_job(sample)
+            if worker.shares and slots.runs_as(worker.number):
+                # The one that goes on has its number: another worker takes what there is.
+                self.wake_for_work()
+                return None
         return None
 
     def _own_job(self, worker: int, assigned: AssignedFeed) -> Job | None:

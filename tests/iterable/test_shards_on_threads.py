@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_async import MinatoLoader
+from minato_async.engine import reader
 from tests.threads import wait_for_new_threads
 
 from .datasets import (
@@ -447,3 +449,32 @@ def test_loop_of_the_caller_is_not_blocked_by_a_slow_shard() -> None:
         return await task
 
     assert asyncio.run(main()) == [[0]]
+
+
+@pytest.mark.parametrize("borrowed", [0, 1, -1])
+def test_whose_a_generator_is_does_not_depend_on_what_a_call_borrows(
+    borrowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython 3.14 counts the arguments of a call differently from those before."""
+    count = sys.getrefcount
+    monkeypatch.setattr(reader.sys, "getrefcount", lambda thing: count(thing) + borrowed)
+    closed: list[str] = []
+
+    def generate(name: str) -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append(name)
+
+    def begun(name: str) -> Iterator[int]:
+        generator = generate(name)
+        next(generator)
+        return generator
+
+    kept = begun("the dataset's own")
+    reader.Reader(kept, 1, False).release()
+    assert closed == []
+    assert next(kept) == 2
+    reader.Reader(begun("ours"), 1, False).release()
+    assert closed == ["ours"]
