@@ -451,7 +451,7 @@ def test_loop_of_the_caller_is_not_blocked_by_a_slow_shard() -> None:
     assert asyncio.run(main()) == [[0]]
 
 
-@pytest.mark.parametrize("borrowed", [0, 1, -1])
+@pytest.mark.parametrize("borrowed", [-2, -1, 0, 1])
 def test_whose_a_generator_is_does_not_depend_on_what_a_call_borrows(
     borrowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,8 +473,9 @@ def test_whose_a_generator_is_does_not_depend_on_what_a_call_borrows(
         return generator
 
     kept = begun("the dataset's own")
+    assert not reader._only_in([kept])
     reader.Reader(kept, 1, False).release()
     assert closed == []
     assert next(kept) == 2
-    reader.Reader(begun("ours"), 1, False).release()
+    assert reader._only_in([begun("ours")])
     assert closed == ["ours"]
