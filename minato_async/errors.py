@@ -86,18 +86,18 @@ def forget_frames(error: BaseException) -> None:
     """`error` is to be kept for long. Its traceback becomes a note, and so do those of the errors
     that it came from: they would keep all variables of all functions that were running, and of
     those that had called them."""
-    if all(linked.__traceback__ is None for linked in _linked(error)):
+    if all(linked.__traceback__ is None for linked in linked_errors(error)):
         return
     with _whatever_it_raises():
         trace = error.__traceback__
         while trace is not None and _is_ours(trace.tb_frame):
             trace = trace.tb_next
-        if len(_linked(error)) == 1:
+        if len(linked_errors(error)) == 1:
             lines = traceback.format_list(traceback.extract_tb(trace))
         else:
             lines = traceback.format_exception(type(error), error, trace)
         _note(error, "minato_async: it was raised at\n" + "".join(lines).rstrip())
-    for linked in _linked(error):
+    for linked in linked_errors(error):
         linked.__traceback__ = None
         if type(linked) is AttributeError:
             linked.obj = None
@@ -107,7 +107,7 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("minato_async.")
 
 
-def _linked(error: BaseException) -> list[BaseException]:
+def linked_errors(error: BaseException) -> list[BaseException]:
     """`error` and all that it came from or consists of."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]

@@ -23,7 +23,7 @@ from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
-from minato_async.errors import forget_frames, name_batch, name_sample
+from minato_async.errors import name_batch, name_sample
 from minato_async.executors.base import Worker
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
@@ -39,7 +39,7 @@ from minato_async.replica import Code
 from minato_async.replicas import ReplicaPool, WorkerReplicas
 from minato_async.samplers import samples_in_batch, samples_in_epoch
 from minato_async.stats import Stats
-from minato_async.transport.failures import unpacked
+from minato_async.transport.failures import unpacked, without_variables
 from minato_async.worker_handles import WorkerHandle
 from minato_async.workers import WorkerSetup, worker_thread
 
@@ -494,7 +494,7 @@ class MapIterator(EngineIterator):
                 except Exception as error:
                     # What was drawn before is delivered first, then this is raised. Its traceback
                     # would keep the iterator: it refers to this frame.
-                    forget_frames(error)
+                    without_variables(error)
                     self._drawn_all = True
                     self._draw_errors.append(error)
                     self._engine.end_draw(epoch)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple, cast
 
-from minato_async.errors import Unmade
+from minato_async.errors import Unmade, forget_frames, linked_errors
 
 #: Causes of causes that are carried along.
 _DEPTH = 16
@@ -393,6 +393,23 @@ def _here() -> Iterator[FrameType]:
     # A generator, whose frame does not keep those of who called it: whoever keeps the exception
     # would keep what they know, and they the exception.
     yield sys._getframe()
+
+
+#: Before CPython 3.12, and since 3.13.
+_STANDS_ALONE = next(iter(_here())).f_back is None
+
+
+def without_variables(error: BaseException) -> None:
+    """`error` is to be kept until it is raised. Its traceback, and those of the errors that it came
+    from, are replaced by ones that read the same and keep no variables."""
+    if not _STANDS_ALONE:
+        forget_frames(error)
+        return
+    for linked in linked_errors(error):
+        frames = traceback.extract_tb(linked.__traceback__)
+        lookalike = _traceback([(f.filename, f.lineno or 0, f.name) for f in frames])
+        linked.__traceback__ = lookalike
+        del lookalike
 
 
 def _traceback(frames: list[tuple[str, int, str]]) -> TracebackType | None:

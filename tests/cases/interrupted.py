@@ -46,7 +46,8 @@ def say_when_waiting() -> None:
 
     def told(*arguments: Any) -> Any:
         found = pop(*arguments)
-        say("waiting")
+        if len(arguments) == 4:  # with a bell to be rung by
+            say("waiting")
         return found
 
     Engine._pop = told  # type: ignore[method-assign]

@@ -62,8 +62,11 @@ class TestSkip:
         assert stats.failed == 2
         skipped = sorted((index, str(error)) for index, error in stats.skipped)
         assert skipped == [(1, "bad 1"), (9, "bad 9")]
-        notes = [note for _, error in stats.skipped for note in error.__notes__]
+        notes = ["\n".join(error.__notes__) for _, error in stats.skipped]
         assert all("Made.__getitem__" in note for note in notes)
+        # Its traceback would keep all that the sample had loaded.
+        assert all(error.__traceback__ is None for _, error in stats.skipped)
+        assert all("test_on_error.py" in note and "in load" in note for note in notes)
 
     def test_with_drop_last_a_shortened_batch_in_order_stays(self) -> None:
         loader = loader_of(failing(10, {1}), in_order=True, on_error="skip", drop_last=True)

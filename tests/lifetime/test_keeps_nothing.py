@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -265,9 +266,9 @@ class TestSamplerError:
         assert [next(iterator) for _ in range(4)] == [[0], [1], [2], [3]]
         with pytest.raises(OSError, match="sampler") as caught:
             next(iterator)
-        notes = "\n".join(caught.value.__notes__)
-        assert "in __iter__" in notes
-        assert ("in _fail" in notes and "inner" in notes) == deep
+        text = "".join(traceback.format_exception(caught.value))
+        assert "in __iter__" in text
+        assert ("in _fail" in text and "inner" in text) == deep
         del iterator, caught
 
 
