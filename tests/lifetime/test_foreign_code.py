@@ -190,6 +190,15 @@ class TestMapStyle:
         dataset.go_on.set()
         consume(iterator)
 
+    def test_batches_that_belong_to_workers(self, in_order: bool) -> None:
+        dataset = Samples({3, 17, 18}, {26})
+        loader = self.loader(
+            dataset, in_order, assignment="batch", sample_timeout=0.1, prefetch_factor=4
+        )
+        for taken in (1000, 3, 1, 1000):
+            consume(iter(loader), taken)
+        dataset.go_on.set()
+
     def test_stats_while_loading(self, in_order: bool) -> None:
         loader = self.loader(
             Samples({3, 17}, set()), in_order, transforms=[Doubled()], on_error="skip"
