@@ -23,6 +23,8 @@ from tests.lifetime.support import PATIENCE, eventually, in_thread, no_collector
 __all__ = ["check"]
 
 LENGTH = 48
+#: More than what each worker would have a copy of.
+MANY = 4000
 
 
 class Samples:
@@ -31,7 +33,7 @@ class Samples:
     def __init__(self, bad: set[int], stuck: set[int]) -> None:
         self.bad, self.stuck = bad, stuck
         self.go_on = threading.Event()
-        self.values, self.failures = Made(Value, 40 * LENGTH), Made(Failure, 20 * LENGTH)
+        self.values, self.failures = Made(Value, MANY), Made(Failure, MANY)
 
     def __getitem__(self, key: Key) -> Any:
         if key.number in self.bad:
@@ -51,7 +53,7 @@ class Batches:
     """A collate function whose batches are objects, too."""
 
     def __init__(self) -> None:
-        self.made = Made(Value, 40 * LENGTH)
+        self.made = Made(Value, MANY)
 
     def __call__(self, samples: list[Any]) -> Any:
         batch = self.made.take()
@@ -88,7 +90,7 @@ class Keys:
 
 class Numbers(IterableDataset[Any]):
     def __init__(self, bad: set[int]) -> None:
-        self.bad, self.values, self.failures = bad, Made(Value, 9000), Made(Failure, 500)
+        self.bad, self.values, self.failures = bad, Made(Value, MANY), Made(Failure, MANY)
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(LENGTH):
