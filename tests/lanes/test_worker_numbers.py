@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import get_worker_info
 
-from minato_async import MinatoLoader, checkpoint
+from minato_async import MinatoLoader, checkpoint, share
 from minato_async.engine import jobs
 from minato_async.executors.threads import ThreadExecutor
 
@@ -23,6 +23,7 @@ class Inside:
     """Who is where no worker steps aside, by number."""
 
     def __init__(self) -> None:
+        share(self)  # or each worker would have its own
         self._lock = threading.Lock()
         self._inside: Counter[int] = Counter()
         self.seen: set[int] = set()
