@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from minato_async.engine.epoch import Order
@@ -75,7 +75,9 @@ def _torch_was_seeded() -> bool:
     seed. Those of users are small; torch takes negative ones for 2**64 more. One random seed in
     2**31 is mistaken for a user's, and one of a user's beyond 2**32 for a random one.
     """
-    # Not `torch.initial_seed`: where a sample makes a loader of its own, that tells of the sample.
+    if get_worker_info() is not None:
+        # A loader that a sample makes for itself: a sample is to be the same, whatever runs it.
+        return True
     seed = torch.default_generator.initial_seed()
     return min(seed, 2**64 - seed) < 2**32
 
