@@ -483,6 +483,15 @@ class CountedRows:
         patch.setattr(DefaultRows, "write", counting)
 
 
+@pytest.fixture
+def torchs_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that other tests have imported put functions of theirs into it."""
+    for cls, function in list(default_collate_fn_map.items()):
+        if function.__module__ != "torch.utils.data._utils.collate":
+            monkeypatch.delitem(default_collate_fn_map, cls)
+
+
+@pytest.mark.usefixtures("torchs_own_table")
 class TestInALoader:
     @pytest.fixture(autouse=True)
     def one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
