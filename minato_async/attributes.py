@@ -21,5 +21,12 @@ def slots_of(cls: type) -> tuple[Any, ...]:
         member
         for base in cls.__mro__
         for member in vars(base).values()
-        if type(member) is types.MemberDescriptorType
+        if type(member) is types.MemberDescriptorType and member.__name__ != "__dict__"
     )
+
+
+def has_own_dict(cls: type) -> bool:
+    """Whether `__dict__` of its instances is what Python makes it, if they have one: a stand-in for
+    another object may show that one's."""
+    shown = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return shown is None or type(shown) in (types.GetSetDescriptorType, types.MemberDescriptorType)

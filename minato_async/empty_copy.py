@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 import weakref
+from abc import ABCMeta
 from typing import Any
 
-from minato_async.attributes import attributes_of, slots_of
+from minato_async.attributes import attributes_of, has_own_dict, slots_of
 
 _LRU = type(functools.lru_cache(len))
 _POINTER = tuple.__itemsize__
@@ -27,6 +29,10 @@ class EmptyCopies:
         fields = len(self.slots) + 2
         if cls.__basicsize__ > object.__basicsize__ + _POINTER * fields or cls.__itemsize__:
             raise TypeError(f"a {cls.__name__} is more than its attributes")
+        if not has_own_dict(cls):
+            raise TypeError(f"a {cls.__name__} shows the attributes of something else")
+        is_namespace = issubclass(cls, types.SimpleNamespace)
+        self._new: Any = (types.SimpleNamespace if is_namespace else object).__new__
         self._cls = _guarded(cls) if hasattr(cls, "__del__") else cls
         self._known_to_cache = self._cls is cls and _has_cached_method(cls)
 
@@ -35,17 +41,16 @@ class EmptyCopies:
         `user` lives, nobody else is given the same one. Raises TypeError if there can be none."""
         if self._known_to_cache:
             return _known_to_caches.again(original, worker, user)
-        return object.__new__(self._cls)
+        return self._new(self._cls)
 
 
 # Finalizers
 
 
 class Guarded:
-    """Stands before a class with `__del__`: the one of a copy must not release what is the
-    original's, a file that was open when the copy was made, or a folder that it made. It is called
-    only if the worker has set what was None or missing then: a file that it opened at the first
-    use, say."""
+    """Stands before a class with `__del__`, which is not called for a copy, as in a worker process
+    that ends: what it releases may be the original's, such as a folder or a connection that was
+    there when the copy was made. What the worker has opened is closed when nobody refers to it."""
 
     __slots__ = ()
 
@@ -53,34 +58,17 @@ class Guarded:
         """Nobody is told of a new subclass: it is none of the user's."""
 
     def __del__(self) -> None:
-        handed = _handed.pop(id(self), frozenset())
-        if any(name not in handed for name in _names_set(self)):
-            super().__del__()  # type: ignore[misc]
-
-
-#: By the identity of a guarded copy: the attributes that it got from the original.
-_handed: dict[int, frozenset[Any]] = {}
-
-
-def note_handed(copy: Any) -> None:
-    """A guarded copy has got its attributes from the original."""
-    _handed[id(copy)] = _handed.get(id(copy), frozenset()) | _names_set(copy)
-
-
-def _names_set(value: Any) -> frozenset[Any]:
-    """Its attributes that are not None."""
-    names = {name for name, v in (attributes_of(value) or {}).items() if v is not None}
-    for slot in slots_of(type(value)):
-        if getattr(value, slot.__name__, None) is not None:
-            names.add(slot.__name__)
-    return frozenset(names)
+        """Nothing."""
 
 
 @functools.lru_cache(maxsize=256)
 def _guarded(cls: type) -> type:
-    # Not by calling the metaclass, which may be the user's.
+    # Not by calling the metaclass, which may be the user's. But an abstract base class without a
+    # register of its own would write into its base's which classes are no subclasses of it.
+    meta: Any = ABCMeta if issubclass(type(cls), ABCMeta) else type
     namespace = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type.__new__(type(cls), cls.__name__, (Guarded, cls), namespace)
+    guarded: type = meta.__new__(type(cls), cls.__name__, (Guarded, cls), namespace)
+    return guarded
 
 
 # Caches

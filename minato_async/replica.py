@@ -8,12 +8,13 @@ between them intact, and neither constructors nor copy methods are called, as a 
 from __future__ import annotations
 
 import functools
+import io
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -21,12 +22,23 @@ import torch
 
 from minato_async import sharing
 from minato_async.attributes import attributes_of
-from minato_async.compose import add_checkpoints
-from minato_async.empty_copy import EmptyCopies, Guarded, note_handed
+from minato_async.compose import Modules, Parts, TupleOfParts, add_checkpoints
+from minato_async.contents import items_of
+from minato_async.copied import (
+    Copied,
+    CopiedBuffer,
+    CopiedCell,
+    CopiedDict,
+    CopiedItems,
+    CopiedObject,
+    CopiedPartial,
+    CopiedWeakly,
+    content_of,
+)
+from minato_async.empty_copy import EmptyCopies
 from minato_async.own_generators import GENERATORS, own_generator
 from minato_async.own_method import WeakMethod
 
-_MISSING = object()
 _LRU = type(functools.lru_cache(len))
 
 
@@ -64,15 +76,15 @@ class Replica:
         #: By the identity of an original, which is kept alive for that: what stands for it here.
         self._memo: dict[int, tuple[Any, Any]] = {}
         #: The copies among these.
-        self._copies: dict[int, _Copied] = {}
-        self._to_fill: list[_Copied] = []
+        self._copies: dict[int, Copied] = {}
+        self._to_fill: list[Copied] = []
         #: Weak references, by identity. Nothing is copied for them alone, so they are the worker's
         #: own only if what they refer to is, which is known when all else is copied.
         self._weak: dict[int, Any] = {}
         self._kinds: dict[type, Callable[[Replica, Any], Any]] = dict(_KINDS)
-        #: By class: how to make empty objects of it, and whether those without attributes stand for
-        #: themselves.
-        self._classes: dict[type, tuple[EmptyCopies, bool]] = {}
+        #: By class: how to make empty objects of it, whether those without attributes stand for
+        #: themselves, and which of them always do.
+        self._classes: dict[type, tuple[EmptyCopies, bool, dict[int, Any]]] = {}
         self.code = self._follow()
 
     def is_of(self, code: Code) -> bool:
@@ -124,12 +136,16 @@ class Replica:
         )
 
     def _fill(self) -> None:
-        hashing: list[_Copied] = []
-        while self._to_fill or hashing:
+        hashing: list[Copied] = []
+        weak: list[Copied] = []
+        while self._to_fill or hashing or weak:
             if not self._to_fill:
-                hashing.pop().update(self)
+                (hashing or weak).pop().update(self)
                 continue
             copied = self._to_fill.pop()
+            if isinstance(copied, CopiedWeakly):
+                weak.append(copied)
+                continue
             if not copied.hashes:
                 copied.update(self)
                 continue
@@ -153,13 +169,17 @@ class Replica:
         self._memo.setdefault(id(value), (value, made))
         return made
 
+    def known(self, value: Any) -> Any:
+        """What stands for `value` here, if it has been copied for something else."""
+        return self._memo.get(id(value), (value, value))[1]
+
     def _kind(self, cls: type) -> Callable[[Replica, Any], Any]:
         kind = self._kinds.get(cls)
         if kind is None:
             kind = self._kinds[cls] = _kind_of(cls)
         return kind
 
-    def _keep(self, copied: _Copied) -> Any:
+    def _keep(self, copied: Copied) -> Any:
         self._copies[id(copied.original)] = copied
         self._memo[id(copied.original)] = copied.original, copied.copy
         self._to_fill.append(copied)
@@ -170,9 +190,9 @@ class Replica:
         were some, and what holds them has to be filled again."""
         stale: set[int] = set()
         for key, reference in self._weak.items():
-            target = self._copies.get(id(reference()))
-            if target is not None and self._memo[key][1]() is not target.copy:
-                self._memo[key] = reference, weakref.ref(target.copy)
+            target = self._copies.get(id(_target(reference)))
+            if target is not None and _target(self._memo[key][1]) is not target.copy:
+                self._memo[key] = reference, _pointing_to(target.copy, reference)
                 stale.add(key)
         if not stale:
             return False
@@ -184,6 +204,10 @@ class Replica:
                     stale.add(key)
         for key in stale - self._weak.keys():
             del self._memo[key]
+        for key, copied in list(self._copies.items()):
+            # Functions that refer to it are made again, with a new variable.
+            if isinstance(copied, CopiedCell) and any(id(p) in stale for p in copied.parts()):
+                del self._memo[key], self._copies[key]
         for copied in self._copies.values():
             if copied.forget(stale):
                 self._to_fill.append(copied)
@@ -211,33 +235,54 @@ class Replica:
 
     def _object(self, value: Any) -> Any:
         cls = type(value)
-        empty, is_sentinel = self._classes.get(cls) or self._learn(cls)
+        empty, is_sentinel, constants = self._classes.get(cls) or self._learn(cls)
+        if id(value) in constants:
+            return value
         attributes = attributes_of(value) or {}
         if (is_sentinel and not attributes) or sharing.is_shared(attributes):
             return value
         if isinstance(value, torch.nn.Module) and sharing.is_model(attributes):
             return value
-        return self._keep(_Object(value, empty.make(value, self._number, self), empty.slots))
+        return self._keep(CopiedObject(value, empty.make(value, self._number, self), empty.slots))
 
-    def _learn(self, cls: type) -> tuple[EmptyCopies, bool]:
+    def _learn(self, cls: type) -> tuple[EmptyCopies, bool, dict[int, Any]]:
         empty = EmptyCopies(cls)
         is_sentinel = not empty.slots and sharing.is_sentinel_class(cls)
-        self._classes[cls] = empty, is_sentinel
+        self._classes[cls] = empty, is_sentinel, sharing.constants_of(cls)
         return self._classes[cls]
 
     def _container(self, value: Any) -> Any:
-        if sharing.is_long(value):
-            return value
         cls = type(value)
+        is_long = sharing.is_long(value)
+        if is_long and not sharing.may_have_attributes(cls):
+            return value
         make = next(make for base, make in _EMPTY.items() if issubclass(cls, base))
-        copied = _Mapping if issubclass(cls, dict) else _Items
-        return self._keep(copied(value, make(value, cls)))
+        copied = CopiedDict if issubclass(cls, dict) else CopiedItems
+        return self._keep(copied(value, make(value, cls), is_long))
+
+    def _frozenset(self, value: Any) -> Any:
+        if len(value) > sharing.LONG:
+            return value
+        # Others are found by what they hold: their copies have not got it yet.
+        own = [self.mapped(item) if _is_found_by_identity(type(item)) else item for item in value]
+        return value if all(map(is_, own, value)) else frozenset(own)
+
+    def _parts(self, value: Any) -> Any:
+        """Of a composition in a replica that is copied: it gets checkpoints again."""
+        return self.mapped(value.settle())
+
+    def _weakly(self, value: Any) -> Any:
+        return self._keep(CopiedWeakly(value, type(value)()))
+
+    def _buffer(self, value: Any) -> Any:
+        return self._keep(CopiedBuffer(value, io.BytesIO()))
 
     def _tuple(self, value: Any) -> Any:
         if sharing.is_long(value):
             return value
-        items = [self.mapped(item) for item in value]
-        if all(map(is_, items, value)):
+        held = items_of(value)
+        items = [self.mapped(item) for item in held]
+        if all(map(is_, items, held)):
             return value
         made = tuple.__new__(type(value), items)
         made_of = attributes_of(value)
@@ -257,13 +302,8 @@ class Replica:
         return value if own is owner else getattr(own, value.__name__)
 
     def _partial(self, value: Any) -> Any:
-        parts = value.func, *value.args, *value.keywords.values()
-        own = [self.mapped(part) for part in parts]
-        if all(map(is_, own, parts)):
-            return value
-        count = 1 + len(value.args)
-        keywords = dict(zip(value.keywords, own[count:], strict=True))
-        return functools.partial(own[0], *own[1:count], **keywords)
+        empty = functools.partial.__new__(type(value), value.func)
+        return self._keep(CopiedPartial(value, empty))
 
     def _cached(self, value: Any) -> Any:
         """An `lru_cache` that is an attribute."""
@@ -271,11 +311,14 @@ class Replica:
         own = self.mapped(wrapped)
         return value if own is wrapped else functools.lru_cache(**value.cache_parameters())(own)
 
+    def _by_its_own_method(self, value: Any) -> Any:
+        return deepcopy(value)
+
     def _generator(self, value: Any) -> Any:
         return own_generator(value, self._number)
 
     def _namespace(self, value: Any) -> Any:
-        return self._keep(_Object(value, types.SimpleNamespace(), ()))
+        return self._keep(CopiedObject(value, types.SimpleNamespace(), ()))
 
     def _reference(self, value: Any) -> Any:
         self._weak[id(value)] = value
@@ -283,43 +326,89 @@ class Replica:
 
     def _function(self, value: types.FunctionType) -> Any:
         """Functions are shared. Those that were made in another refer to its variables: objects are
-        the worker's own there too. Containers are not: what a function writes down in one is meant
-        to be read by others."""
+        the worker's own there too, and in default values. Containers are not: what a function
+        writes down in one is meant to be read by others."""
         cells = value.__closure__ or ()
         # A cell that stays the same is one variable for all, as `nonlocal` may need it.
-        own_cells = [types.CellType() if self._is_object_in(cell) else cell for cell in cells]
-        if all(map(is_, own_cells, cells)):
+        own_cells = [self._cell(cell) if self._is_object_in(cell) else cell for cell in cells]
+        defaults, by_name = value.__defaults__ or (), value.__kwdefaults__ or {}
+        has_objects = any(map(self._is_object, (*defaults, *by_name.values())))
+        if all(map(is_, own_cells, cells)) and not has_objects:
             return value
         function = types.FunctionType(
-            value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(own_cells)
+            value.__code__, value.__globals__, value.__name__, None, tuple(own_cells)
         )
         functools.update_wrapper(function, value)
         del function.__wrapped__  # type: ignore[attr-defined]
-        function.__kwdefaults__ = value.__kwdefaults__
         self._memo[id(value)] = value, function  # what it refers to may refer to it
-        same = True
         for cell, own in zip(cells, own_cells, strict=True):
-            if own is not cell:
+            if own is not cell and content_of(own) is None:
                 own.cell_contents = self.mapped(cell.cell_contents)
-                same = same and own.cell_contents is cell.cell_contents
-        if same:
+        own_defaults = tuple(self._own_default(default) for default in defaults)
+        own_by_name = {name: self._own_default(default) for name, default in by_name.items()}
+        function.__defaults__ = own_defaults or value.__defaults__
+        function.__kwdefaults__ = own_by_name or value.__kwdefaults__
+        pairs = [*zip(map(content_of, own_cells), map(content_of, cells), strict=True)]
+        pairs += zip(own_defaults, defaults, strict=True)
+        pairs += zip(own_by_name.values(), by_name.values(), strict=True)
+        if all(own is original for own, original in pairs):
             self._memo[id(value)] = value, value
         return self._memo[id(value)][1]
 
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        """The variable of the worker's functions that stands for `cell`, empty at first."""
+        known = self._memo.get(id(cell))
+        if known is not None:
+            own: types.CellType = known[1]
+            return own
+        copied = CopiedCell(cell, types.CellType())
+        copied.seen = copied.now()
+        self._copies[id(cell)] = copied
+        self._memo[id(cell)] = cell, copied.copy
+        return copied.copy  # type: ignore[no-any-return]
+
+    def _own_default(self, value: Any) -> Any:
+        return self.mapped(value) if self._is_object(value) else value
+
     def _is_object_in(self, cell: types.CellType) -> bool:
-        return self._kind(type(_content(cell))) in _OBJECT_KINDS
+        return self._is_object(content_of(cell))
+
+    def _is_object(self, value: Any) -> bool:
+        return self._kind(type(value)) in _OBJECT_KINDS
 
 
-def _content(cell: types.CellType) -> Any:
+def _is_found_by_identity(cls: Any) -> bool:
+    return cls.__hash__ is object.__hash__
+
+
+def _target(reference: Any) -> Any:
+    """What a weak reference of any kind refers to."""
+    cls = type(reference)
+    if cls is weakref.WeakMethod:
+        return getattr(reference(), "__self__", None)
+    if cls is weakref.ref:
+        return reference()
     try:
-        return cell.cell_contents
-    except ValueError:  # empty
+        return reference.__sizeof__.__self__
+    except (ReferenceError, AttributeError):
         return None
+
+
+def _pointing_to(copy: Any, reference: Any) -> Any:
+    """A weak reference of the same kind to `copy`."""
+    cls = type(reference)
+    if cls is weakref.WeakMethod:
+        return weakref.WeakMethod(types.MethodType(reference().__func__, copy))
+    return weakref.ref(copy) if cls is weakref.ref else weakref.proxy(copy)
 
 
 def _kind_of(cls: type) -> Callable[[Replica, Any], Any]:
     if issubclass(cls, GENERATORS):
         return Replica._generator if cls in GENERATORS else _shared
+    if issubclass(cls, functools.partial):
+        return Replica._partial
+    if (cls.__module__, cls.__name__) in _HAVE_SETTINGS:
+        return Replica._by_its_own_method
     if sharing.is_data(cls):
         return _shared
     if issubclass(cls, (dict, list, set, deque)):
@@ -333,207 +422,24 @@ def _same_part(one: Any, other: Any) -> bool:
 
 def _referred_to(value: Any) -> list[Any]:
     """What a value refers to that is not copied by itself, such as a bound method."""
-    if isinstance(value, tuple):
+    cls = type(value)
+    if issubclass(cls, tuple):
+        return items_of(value)
+    if cls is frozenset:
         return list(value)
-    if isinstance(value, types.FunctionType):
-        return [_content(cell) for cell in value.__closure__ or ()]
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, _LRU):
+    if cls is types.FunctionType:
+        cells = value.__closure__ or ()
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        return [*cells, *map(content_of, cells), *defaults]
+    if cls is _LRU:
         return [value.__wrapped__]
-    return [getattr(value, "__self__", None)]
+    if cls in (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType):
+        return [value.__self__]
+    return []
 
 
 def _shared(replica: Replica, value: Any) -> Any:
     return value
-
-
-class _Copied:
-    """An original, its copy, and what was seen in the original when the copy was last filled."""
-
-    __slots__ = ("copy", "original", "seen")
-
-    def __init__(self, original: Any, copy: Any) -> None:
-        self.original = original
-        self.copy = copy
-        self.seen: Any = None
-
-    def of(self, copy: Any) -> _Copied:
-        """The same for another copy."""
-        other = type(self)(self.original, copy)
-        other.seen = self.seen
-        return other
-
-    @property
-    def hashes(self) -> bool:
-        """Filling it may call `__hash__` of what goes in."""
-        return False
-
-    def has_changed(self) -> bool:
-        return not _same(self.now(), self.seen)
-
-    def now(self) -> Any:
-        """What there is to see in the original."""
-        raise NotImplementedError
-
-    def parts(self) -> Iterator[Any]:
-        """What the original referred to when it was seen last."""
-        return _parts_of(self.seen)
-
-    def parts_now(self) -> Iterator[Any]:
-        return _parts_of(self.now())
-
-    def update(self, replica: Replica) -> None:
-        """Bring the copy up to date."""
-        raise NotImplementedError
-
-    def forget(self, stale: set[int]) -> bool:
-        """What stands for the values of these identities has changed; True if there are any here,
-        for `update` to take over."""
-        seen = self.seen
-        if not any(id(part) in stale for part in self.parts()):
-            return False
-        kept: Any = []
-        if type(seen) is dict:
-            kept = {k: v for k, v in seen.items() if id(v) not in stale and id(k) not in stale}
-        self.seen = kept
-        return True
-
-
-def _parts_of(seen: Any) -> Iterator[Any]:
-    return chain(seen, seen.values()) if type(seen) is dict else iter(seen)
-
-
-def _same(now: Any, seen: Any) -> bool:
-    """By identity: comparing would be code of the user's."""
-    if type(now) is dict:
-        return (
-            type(seen) is dict
-            and len(now) == len(seen)
-            and all(map(is_, now, seen))
-            and all(map(is_, now.values(), seen.values()))
-        )
-    return len(now) == len(seen) and all(map(is_, now, seen))
-
-
-class _Object(_Copied):
-    """An object with attributes, in its dictionary or in slots."""
-
-    __slots__ = ("_slots",)
-
-    def __init__(self, original: Any, copy: Any, slots: tuple[Any, ...]) -> None:
-        super().__init__(original, copy)
-        self._slots = slots
-        self.seen = {}
-
-    def of(self, copy: Any) -> _Object:
-        other = _Object(self.original, copy, self._slots)
-        other.seen = self.seen
-        return other
-
-    def now(self) -> dict[Any, Any]:
-        # A copy, for other threads may set attributes meanwhile.
-        now: dict[Any, Any] = dict(attributes_of(self.original) or {})
-        for slot in self._slots:
-            try:
-                now[slot] = slot.__get__(self.original)
-            except AttributeError:  # never set
-                continue
-        return now
-
-    def update(self, replica: Replica) -> None:
-        now, seen, attributes = self.now(), self.seen, attributes_of(self.copy)
-        shared = sharing.shared_names(now)
-        for name, value in now.items():
-            if seen.get(name, _MISSING) is value:
-                continue
-            own = value if name in shared else replica.mapped(value)
-            if type(name) is str:
-                assert attributes is not None
-                attributes[name] = own
-            else:
-                name.__set__(self.copy, own)
-        for name in [name for name in seen if name not in now]:
-            if type(name) is not str:
-                name.__delete__(self.copy)
-            elif attributes is not None:
-                attributes.pop(name, None)
-        self.seen = now
-        if isinstance(self.copy, Guarded):
-            note_handed(self.copy)
-
-
-class _Mapping(_Copied):
-    """A dictionary, of whatever class."""
-
-    __slots__ = ()
-
-    def __init__(self, original: Any, copy: Any) -> None:
-        super().__init__(original, copy)
-        self.seen = {}
-
-    @property
-    def hashes(self) -> bool:
-        return any(type(key) not in _PLAIN_KEYS for key in list(self.original))
-
-    def now(self) -> dict[Any, Any]:
-        return dict(self.original)
-
-    def update(self, replica: Replica) -> None:
-        now, seen, copy = self.now(), self.seen, self.copy
-        cls = OrderedDict if isinstance(copy, OrderedDict) else dict
-        for key in [key for key in seen if key not in now]:
-            if replica.mapped(key) in copy:
-                cls.__delitem__(copy, replica.mapped(key))
-        for key, value in now.items():
-            if seen.get(key, _MISSING) is not value:
-                cls.__setitem__(copy, replica.mapped(key), replica.mapped(value))
-        if isinstance(copy, defaultdict):
-            copy.default_factory = replica.mapped(self.original.default_factory)
-        _update_attributes(self.original, copy, replica)
-        self.seen = now
-
-
-class _Items(_Copied):
-    """A list, a set or a deque, of whatever class."""
-
-    __slots__ = ()
-
-    def __init__(self, original: Any, copy: Any) -> None:
-        super().__init__(original, copy)
-        self.seen = ()
-
-    @property
-    def hashes(self) -> bool:
-        return isinstance(self.original, set)
-
-    def now(self) -> list[Any]:
-        return list(self.original)
-
-    def update(self, replica: Replica) -> None:
-        now, copy = self.now(), self.copy
-        items = [replica.mapped(item) for item in now]
-        if isinstance(copy, list):
-            list.__setitem__(copy, slice(None), items)
-        elif isinstance(copy, set):
-            set.clear(copy)
-            set.update(copy, items)
-        else:
-            deque.clear(copy)
-            deque.extend(copy, items)
-        _update_attributes(self.original, copy, replica)
-        self.seen = now
-
-
-def _update_attributes(original: Any, copy: Any, replica: Replica) -> None:
-    """Of a subclass of a container."""
-    if attributes := attributes_of(original):
-        own = attributes_of(copy)
-        assert own is not None
-        own.update({name: replica.mapped(value) for name, value in list(attributes.items())})
-
-
-_PLAIN_KEYS = frozenset([str, int, bytes, float, bool, type(None)])
 
 
 def _empty_deque(value: Any, cls: type) -> Any:
@@ -541,6 +447,10 @@ def _empty_deque(value: Any, cls: type) -> Any:
     deque.__init__(made, (), value.maxlen)
     return made
 
+
+#: Are no Python objects, but keep the settings of the last call, here the length to cut and to pad
+#: to: threads that shared one would read those of each other.
+_HAVE_SETTINGS = frozenset([("tokenizers", "Tokenizer")])
 
 #: Empty containers of the same class; the more special ones first.
 _EMPTY: dict[type, Callable[[Any, type], Any]] = {
@@ -560,8 +470,18 @@ _KINDS: dict[type, Callable[[Replica, Any], Any]] = {
     types.SimpleNamespace: Replica._namespace,
     functools.partial: Replica._partial,
     _LRU: Replica._cached,
-    weakref.ref: Replica._reference,
-    frozenset: _shared,
+    io.BytesIO: Replica._buffer,
+    Parts: Replica._parts,
+    TupleOfParts: Replica._parts,
+    Modules: Replica._parts,
+    **dict.fromkeys(
+        (weakref.ref, weakref.WeakMethod, weakref.ProxyType, weakref.CallableProxyType),
+        Replica._reference,
+    ),
+    **dict.fromkeys(
+        (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet), Replica._weakly
+    ),
+    frozenset: Replica._frozenset,
     type(None): _shared,
     bool: _shared,
 }

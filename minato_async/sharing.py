@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from minato_async.attributes import attributes_of
+from minato_async.contents import entries_of, first_of, items_of, length_of
 from minato_async.per_worker import per_worker
 
 #: A container of more items is data, counted with the items of the containers inside it. One that
@@ -53,7 +54,12 @@ _DATA_LIBRARIES = frozenset(
 #: for threads, locks, files and the like.
 _COPIED_STDLIB = frozenset(["collections", "types", "argparse", "configparser"])
 #: Base classes that add nothing of their own which must not be copied.
-_PLAIN_BASES = _COPIED_STDLIB | {"abc", "typing", "contextlib", "dataclasses", "builtins", "random"}
+_PLAIN_BASES = _COPIED_STDLIB | frozenset(
+    (
+        *("abc", "typing", "contextlib", "dataclasses", "builtins", "random", "numbers", "os"),
+        *("html", "_markupbase", "json", "string", "ast"),
+    )
+)
 
 
 T = TypeVar("T")
@@ -104,23 +110,27 @@ def is_long(container: Any) -> bool:
     total, left = 0, [container]
     while left:
         items = left.pop()
-        total += len(items)
+        total += length_of(items)
         if total > LONG:
             return not _holds_datasets(container)
-        left += (item for item in _items(items) if isinstance(item, _CONTAINERS))
+        left += (item for item in _items(items) if issubclass(type(item), _CONTAINERS))
     return False
 
 
 def _items(container: Any) -> Iterator[Any]:
-    # A copy: threads of the user's may change it meanwhile.
-    if isinstance(container, dict):
-        return chain(list(container), list(container.values()))
-    return iter(list(container))
+    if issubclass(type(container), dict):
+        entries = entries_of(container)
+        return chain(entries, entries.values())
+    return iter(items_of(container))
 
 
 def _holds_datasets(container: Any) -> bool:
-    items = container.values() if isinstance(container, dict) else container
-    return isinstance(next(iter(items), None), Dataset)
+    return issubclass(type(first_of(container)), Dataset)
+
+
+def may_have_attributes(cls: type) -> bool:
+    """Whether containers of `cls` are objects of the user's as well, with attributes."""
+    return _top_module(cls) not in sys.stdlib_module_names and hasattr(cls, "__dict__")
 
 
 def is_data(cls: type) -> bool:
@@ -146,6 +156,17 @@ _SPECIAL = frozenset(
 
 def _top_module(cls: type) -> str:
     return str(getattr(cls, "__module__", "")).partition(".")[0]
+
+
+def constants_of(cls: type) -> dict[int, Any]:
+    """Its own objects that `cls` has under names such as `TRAIN`, by their identity. They are
+    compared by it with what an attribute holds, as the members of an enumeration are."""
+    return {
+        id(value): value
+        for base in cls.__mro__[:-1]
+        for name, value in vars(base).items()
+        if name.isupper() and not name.startswith("_") and type(value) is cls
+    }
 
 
 def is_sentinel_class(cls: type) -> bool:

@@ -12,8 +12,9 @@ import torch
 
 from minato_async import MinatoLoader, SampleCancelled, checkpoint
 from minato_async.checkpoint import current
-from minato_async.compose import add_checkpoints
+from minato_async.compose import Parts, add_checkpoints
 from minato_async.engine import jobs
+from minato_async.replica import Code, Replica
 
 from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for
 
@@ -398,8 +399,39 @@ class TestComposed:
 
     def test_a_tuple_of_parts_stays_one(self) -> None:
         changed = with_checkpoints(Compose((abs, round)))  # type: ignore[arg-type]
-        assert type(changed.transforms) is tuple
-        assert changed.transforms[::2] == (abs, round)
+        assert isinstance(changed.transforms, tuple)
+        assert changed.transforms == (abs, round)
+
+    @pytest.mark.parametrize(
+        "transform", [*COMPOSED, Compose(tuple(PARTS))], ids=lambda t: type(t).__name__
+    )
+    def test_checkpoints_are_no_parts(self, transform: Any) -> None:
+        """Libraries count the parts and ask for the first of a class, as MONAI's caches do."""
+        changed = with_checkpoints(transform)
+        parts = getattr(changed, "transforms", changed)
+        assert len(parts) == 3
+        assert [part.n for part in parts] == [10, 100, 1000]
+        assert [parts[n].n for n in range(3)] == [10, 100, 1000]
+        assert [part.n for part in parts[1:]] == [100, 1000]
+        again = copy.deepcopy(parts)
+        assert type(again) in (list, tuple, torch.nn.Sequential)
+
+    @pytest.mark.parametrize("transform", COMPOSED, ids=lambda t: type(t).__name__)
+    def test_parts_that_are_added_between_two_epochs_run(self, transform: Any) -> None:
+        dataset = Transformed(copy.deepcopy(transform))
+        loader = loader_of(dataset, persistent_workers=True, executor="thread")
+        assert sorted(flat(loader)) == [1110 + index for index in range(8)]
+        parts = getattr(dataset.transform, "transforms", dataset.transform)
+        parts.append(Plus(10_000))
+        assert sorted(flat(loader)) == [11_110 + index for index in range(8)]
+
+    def test_a_copy_of_a_replica_gets_checkpoints_and_the_parts_that_are_there(self) -> None:
+        replica = Replica(Code(Transformed(Compose([Plus(1)])), [], len, None, "raise"), 0)
+        replica.code.dataset.transform.transforms.append(Plus(2))
+        theirs, mine = replica.fork().code.dataset.transform, replica.code.dataset.transform
+        assert [part.n for part in theirs.transforms] == [1, 2]
+        assert type(theirs.transforms) is type(mine.transforms) is Parts
+        assert theirs.transforms[0] is not mine.transforms[0]
 
     def test_an_endless_composition_is_cancelled(self) -> None:
         inside, never = threading.Event(), threading.Event()
