@@ -143,6 +143,26 @@ class CopiedObject(Copied):
                 attributes.pop(name, None)
         self.seen = now
 
+    def restore(self, undo: Callable[[Any], bool], replica: Target) -> None:
+        """Set the attributes that the worker has set, and that `undo` holds for, to what the
+        original had when it was seen last."""
+        attributes = attributes_of(self.copy) or {}
+        held: list[tuple[Any, Any]] = list(attributes.items())
+        held += [
+            (slot, slot.__get__(self.copy)) for slot in self._slots if _is_set(slot, self.copy)
+        ]
+        for name, value in held:
+            original = self.seen.get(name, _MISSING)
+            if value is original or not undo(value):
+                continue
+            in_slot = type(name) is types.MemberDescriptorType
+            if original is _MISSING:
+                name.__delete__(self.copy) if in_slot else attributes.pop(name)
+            elif in_slot:
+                name.__set__(self.copy, replica.mapped(original))
+            else:
+                attributes[name] = replica.mapped(original)
+
 
 def _is_set(slot: Any, value: Any) -> bool:
     try:

@@ -38,6 +38,7 @@ from minato_async.copied import (
 from minato_async.empty_copy import EmptyCopies
 from minato_async.own_generators import GENERATORS, own_generator
 from minato_async.own_method import WeakMethod
+from minato_async.thread_bound import bound_classes, holds_bound
 
 _LRU = type(functools.lru_cache(len))
 
@@ -105,6 +106,19 @@ class Replica:
         }
         clone._weak = dict(self._weak)
         return clone
+
+    def let_go_of_thread(self) -> None:
+        """Another thread is to have it: what the worker has opened that only its own thread may
+        use is as in the original again, for the dataset to open it anew."""
+        bound = bound_classes()
+        if not bound:
+            return
+        copies = {id(copied.copy) for copied in self._copies.values()}
+        for copied in self._copies.values():
+            if isinstance(copied, CopiedObject):
+                copied.restore(
+                    lambda value: id(value) not in copies and holds_bound(value, bound), self
+                )
 
     def refresh(self) -> None:
         """Take over what was set anew in the originals since the last time: attributes, and the

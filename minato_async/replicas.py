@@ -51,6 +51,7 @@ class WorkerReplicas:
             initialised = self._initialised.get(number)
         replica = self._pool.take(number)
         if replica is not None and replica.is_of(code):
+            replica.let_go_of_thread()
             replica.refresh()
         elif initialised is None or not initialised.is_of(code):
             replica = Replica(code, number)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sqlite3
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,6 +274,52 @@ def test_a_file_that_is_opened_at_the_first_sample(
         loaded = [a for a, b in loaded if a == b]
     assert loaded == [n % 12 for n in range(len(loaded))]
     assert len(loaded) in (12, 24)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_connection_that_only_its_thread_may_use(
+    persistent: bool, depth: int, tmp_path: Path
+) -> None:
+    """Epochs come with threads of their own, and find what was cached."""
+
+    class Holder:
+        connection: Any = None
+
+    class Database(Indices):
+        def __init__(self) -> None:
+            super().__init__(12)
+            self.holder: Any = None
+            self.cached: set[int] = set()
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            if self.holder is None:
+                self.holder = Holder()
+                self.holder.connection = sqlite3.connect(tmp_path / "numbers")
+                for _ in range(depth):
+                    self.holder = [self.holder]
+            holder = self.holder
+            while isinstance(holder, list):
+                (holder,) = holder
+            (number,) = holder.connection.execute("select ?", (index,)).fetchone()
+            self.cached.add(index)
+            return number, len(self.cached)
+
+    loader: MinatoLoader[Any] = MinatoLoader(
+        Database(),
+        num_workers=2,
+        executor="thread",
+        batch_size=None,
+        persistent_workers=persistent,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        epochs = [list(loader) for _ in range(3)]
+        del loader
+        gc.collect()
+
+    assert [[number for number, _ in epoch] for epoch in epochs] == [list(range(12))] * 3
+    assert sum(count for _, count in epochs[2]) > sum(count for _, count in epochs[0])
 
 
 class Opened(Wrapper):

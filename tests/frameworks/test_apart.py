@@ -22,7 +22,10 @@ from tests.gil_libraries import FREE_THREADED
         ("torchvision", ["tests/seeding/test_torchvision.py"], 80),
         (
             "monai",
-            [f"tests/frameworks/test_{name}.py" for name in ("monai_transforms", "monai_loaders")],
+            [
+                f"tests/frameworks/test_{name}.py"
+                for name in ("monai_transforms", "monai_loaders", "monai_caches")
+            ],
             10,
         ),
         ("torchvision", ["tests/frameworks/test_patched.py"], 2),
