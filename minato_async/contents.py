@@ -30,10 +30,12 @@ def entries_of(value: Any) -> dict[Any, Any]:
         return dict.copy(value)
     if not issubclass(cls, OrderedDict):
         return dict(list(dict.items(value)))
-    # Its order is not that of the dictionary which it is as well, once an item was moved.
-    return _undisturbed(
-        lambda: dict(OrderedDict.items(value)), lambda: dict(list(dict.items(value)))
-    )
+    # Its order is not that of the dictionary which it is as well, once an item was moved. Read so
+    # while another thread changes it, one of free-threaded CPython 3.13 breaks: once is enough.
+    try:
+        return dict(OrderedDict.items(value))
+    except (RuntimeError, KeyError):
+        return dict(list(dict.items(value)))
 
 
 def length_of(value: Any) -> int:

@@ -30,6 +30,7 @@ from torch.utils.data import (
 
 from minato_async import MinatoLoader, share
 from tests.cases.kinds import PARALLEL, TORCH_WORKERS, WORKERS
+from tests.cases.support import PATIENCE
 from tests.loaders import LoaderKind
 
 each_kind = pytest.mark.parametrize("kind", PARALLEL, ids=lambda kind: kind.name)
@@ -316,7 +317,10 @@ def test_a_connection_that_only_its_thread_may_use(
         warnings.simplefilter("ignore", ResourceWarning)
         epochs = [list(loader) for _ in range(3)]
         del loader
-        gc.collect()
+        for thread in threading.enumerate():
+            if thread.name.startswith("minato"):
+                thread.join(PATIENCE)
+        gc.collect()  # a connection refers to itself
 
     assert [[number for number, _ in epoch] for epoch in epochs] == [list(range(12))] * 3
     assert sum(count for _, count in epochs[2]) > sum(count for _, count in epochs[0])

@@ -334,7 +334,8 @@ def test_a_buffer_in_memory_has_a_position_for_each_worker() -> None:
     assert mine.getvalue() == b"abcdxyz"
 
 
-@pytest.mark.parametrize("container", [OrderedDict(a=1), {1}, deque([1]), [1], {"a": 1}])
+# Without an OrderedDict: on free-threaded Python 3.13 it may not be read while another changes it.
+@pytest.mark.parametrize("container", [{1}, deque([1]), [1], {"a": 1}])
 def test_what_another_thread_changes_meanwhile_is_copied(container: Any) -> None:
     """The training loop goes on while workers start."""
     stop = threading.Event()
