@@ -134,7 +134,9 @@ class ShardedIterator(EngineIterator):
             Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
         ]
         for shard, replica in zip(self._shards, self._replicas, strict=False):
-            shard.own_recipe = partial(_own_recipe, replica)
+            shard.own_recipe = partial(
+                _own_recipe, replica, partial(_collation, loader.batch_size, finisher(loader))
+            )
         if self._pipes is not None:
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
@@ -219,17 +221,19 @@ def _shard_info(count: int, base_seed: int, isolated: bool, shard: int, dataset:
     return make_worker_info(shard, count, base_seed + shard, dataset, rng)
 
 
-def _own_recipe(replica: Replica, recipe: ShardRecipe) -> ShardRecipe:
+def _own_recipe(
+    replica: Replica,
+    collation: Callable[[Callable[[Any], Any]], Callable[[list[Any]], Any]],
+    recipe: ShardRecipe,
+) -> ShardRecipe:
     """`recipe` for the shard that has `replica`."""
     code = replica.code
-    collate: Any = recipe.collate
-    own = partial(collate.func, code.collate_fn, *collate.args[1:])
     return replace(
         recipe,
         worker_init_fn=code.worker_init_fn,
         transforms=code.transforms,
-        collate=own,
-        collates_inside=code.collate_fn is not collate.args[0],
+        collate=collation(code.collate_fn),
+        collates_inside=replica.has_own_collate_fn,
     )
 
 
@@ -244,7 +248,11 @@ def make_shard_recipe(
         batch_size=loader.batch_size,
         drop_last=bool(loader.drop_last),
         worker_init_fn=loader.worker_init_fn,
-        collate=_collation(loader, finisher(loader) if finish else as_it_is),
+        collate=_collation(
+            loader.batch_size,
+            finisher(loader) if finish else as_it_is,
+            collate_fn_for_workers(loader),
+        ),
         seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
@@ -254,14 +262,10 @@ def make_shard_recipe(
 
 
 def _collation(
-    loader: MinatoLoader[Any], finish: Callable[[Any], Any]
+    batch_size: int | None, finish: Callable[[Any], Any], collate_fn: Callable[[Any], Any]
 ) -> Callable[[list[Any]], Any]:
     # Something that can be pickled: workers may be started afresh.
-    return partial(
-        _collate_one if loader.batch_size is None else _collate,
-        collate_fn_for_workers(loader),
-        finish,
-    )
+    return partial(_collate_one if batch_size is None else _collate, collate_fn, finish)
 
 
 def _collate(

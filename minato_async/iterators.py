@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from abc import abstractmethod
@@ -24,7 +23,6 @@ from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.engine.scheduler import make_scheduler
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
-from minato_async.executors.base import Worker
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.gil_watch import warn_if_on
 from minato_async.openmp import find_libraries
@@ -321,7 +319,7 @@ class EngineIterator(LoaderIterator):
         find_libraries()
         if executor is None:
             process_wide.install()
-            setup = partial(_worker_thread, isolated=options.isolated)
+            setup = partial(worker_thread, isolated=options.isolated)
             executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
         return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
@@ -536,13 +534,6 @@ class MapIterator(EngineIterator):
             return epoch.batches_ahead < most
         # Empty batches take no place in the window, so they are bounded by their number.
         return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
-
-
-@contextlib.contextmanager
-def _worker_thread(worker: Worker, isolated: bool) -> Iterator[None]:
-    """`worker_thread` where the worker has no process of its own."""
-    with process_wide.worker_apart(), worker_thread(worker, isolated):
-        yield
 
 
 def raise_failure(batch: Batch) -> NoReturn:

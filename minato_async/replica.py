@@ -93,6 +93,11 @@ class Replica:
         parts, own = code.parts(), self._original.parts()
         return len(parts) == len(own) and all(map(_same_part, parts, own))
 
+    @property
+    def has_own_collate_fn(self) -> bool:
+        """Whether collating may change what is the worker's."""
+        return self.code.collate_fn is not self._original.collate_fn
+
     def fork(self) -> Replica:
         """Another one, in the state in which this one is now."""
         clone = Replica(self.code, self._number)
@@ -331,9 +336,6 @@ class Replica:
     def _generator(self, value: Any) -> Any:
         return own_generator(value, self._number)
 
-    def _namespace(self, value: Any) -> Any:
-        return self._keep(CopiedObject(value, types.SimpleNamespace(), ()))
-
     def _reference(self, value: Any) -> Any:
         self._weak[id(value)] = value
         return value
@@ -481,7 +483,6 @@ _KINDS: dict[type, Callable[[Replica, Any], Any]] = {
     types.BuiltinMethodType: Replica._builtin_method,
     types.MethodWrapperType: Replica._builtin_method,
     types.FunctionType: Replica._function,
-    types.SimpleNamespace: Replica._namespace,
     functools.partial: Replica._partial,
     _LRU: Replica._cached,
     io.BytesIO: Replica._buffer,
@@ -502,7 +503,7 @@ _KINDS: dict[type, Callable[[Replica, Any], Any]] = {
 #: Of what a function refers to, these are the worker's own.
 _OBJECT_KINDS = frozenset(
     {
-        *(Replica._object, Replica._namespace, Replica._method, Replica._function),
+        *(Replica._object, Replica._method, Replica._function),
         *(Replica._partial, Replica._cached, Replica._generator),
     }
 )

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minato_async import worker_info
+from minato_async import process_wide, worker_info
 from minato_async.compose import add_checkpoints
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import WorkerSetupError
@@ -110,9 +110,11 @@ def current_state() -> ThreadState:
 @contextlib.contextmanager
 def worker_thread(worker: Worker, isolated: bool, own_process: bool = False) -> Iterator[None]:
     """The context in which a worker's thread runs, from its start to its end. `isolated`: each
-    sample has random state of its own."""
+    sample has random state of its own. `own_process`: so has the worker a process, whose contexts
+    it need not be kept apart from."""
     use_one_thread_here()
-    with thread_streams(isolated, own_process) as streams:
+    apart = contextlib.nullcontext() if own_process else process_wide.worker_apart()
+    with apart, thread_streams(isolated, own_process) as streams:
         state = _current.state = ThreadState(streams)
         try:
             yield

@@ -55,6 +55,20 @@ class Bad:
         return index
 
 
+def skipping(fail: Callable[[Any, int], Any], in_order: bool, executor: str) -> MinatoLoader[Any]:
+    """A loader with one worker, which leaves out what `fail` makes fail."""
+    return MinatoLoader(
+        Bad(fail),  # type: ignore[arg-type]
+        batch_size=4,
+        num_workers=1,
+        in_order=in_order,
+        on_error="skip",
+        executor=executor,
+        collate_fn=as_list,
+        timeout=PATIENCE,
+    )
+
+
 def plainly(raw: Raw, index: int) -> None:
     raise ValueError(f"corrupt {index}")
 
@@ -130,16 +144,7 @@ class TestSkipped:
     def test_errors_say_where_they_were_raised(
         self, fail: Callable[[Any, int], Any], in_order: bool, executor: str
     ) -> None:
-        loader: MinatoLoader[Any] = MinatoLoader(
-            Bad(fail),  # type: ignore[arg-type]
-            batch_size=4,
-            num_workers=1,
-            in_order=in_order,
-            on_error="skip",
-            executor=executor,
-            collate_fn=as_list,
-            timeout=PATIENCE,
-        )
+        loader = skipping(fail, in_order, executor)
         for _ in loader:
             pass
         for index, error in loader.stats.skipped:
@@ -153,16 +158,7 @@ class TestSkipped:
     def test_stats_keep_neither_the_iterator_nor_the_engine(
         self, in_order: bool, executor: str
     ) -> None:
-        loader: MinatoLoader[Any] = MinatoLoader(
-            Bad(plainly),  # type: ignore[arg-type]
-            batch_size=4,
-            num_workers=1,
-            in_order=in_order,
-            on_error="skip",
-            executor=executor,
-            collate_fn=as_list,
-            timeout=PATIENCE,
-        )
+        loader = skipping(plainly, in_order, executor)
         iterator = iter(loader)
         kept = [weakref.ref(thing) for thing in (iterator, iterator._engine, iterator._epoch)]  # type: ignore[attr-defined]
         for _ in iterator:

@@ -405,6 +405,20 @@ def test_no_output_at_all() -> None:
     assert everyones.getvalue() == "kept\n"
 
 
+def assert_prints_follow_the_process(sample: Callable[[int, Meet], None]) -> None:
+    """What `sample` prints at its end, after two meetings, goes where the training thread redirects
+    its output to between the two."""
+    later, outer = io.StringIO(), sys.stdout
+    with meeting(sample) as (consumer, meet):
+        meet()
+        with contextlib.redirect_stdout(later):
+            meet()
+            consumer.result()
+            assert sys.stdout is later
+    assert sys.stdout is outer
+    assert sorted(later.getvalue().split()) == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("redirect", [redirected, assigned, patched])
 def test_a_worker_follows_the_process_when_it_has_put_back_what_it_found(
     redirect: Callable[[io.StringIO], Any],
@@ -416,15 +430,7 @@ def test_a_worker_follows_the_process_when_it_has_put_back_what_it_found(
         meet()
         print(index)
 
-    later, outer = io.StringIO(), sys.stdout
-    with meeting(sample) as (consumer, meet):
-        meet()
-        with contextlib.redirect_stdout(later):
-            meet()
-            consumer.result()
-            assert sys.stdout is later
-    assert sys.stdout is outer
-    assert sorted(later.getvalue().split()) == ["0", "1", "2"]
+    assert_prints_follow_the_process(sample)
 
 
 def test_a_worker_follows_the_process_that_has_changed_meanwhile() -> None:
@@ -436,15 +442,7 @@ def test_a_worker_follows_the_process_that_has_changed_meanwhile() -> None:
             meet()
         print(index)
 
-    later, outer = io.StringIO(), sys.stdout
-    with meeting(sample) as (consumer, meet):
-        meet()
-        with contextlib.redirect_stdout(later):
-            meet()
-            consumer.result()
-            assert sys.stdout is later
-    assert sys.stdout is outer
-    assert sorted(later.getvalue().split()) == ["0", "1", "2"]
+    assert_prints_follow_the_process(sample)
 
 
 # Shards
