@@ -273,10 +273,12 @@ class SampleJob:
             raise SampleCancelled
         return name_sample(error, block.indices[row], self._recipe.step_name(step), worker)
 
-    def _collate_all(self, completed: Sequence[Batch], bound: BoundRecipe, worker: str) -> None:
+    def _collate_all(self, completed: Sequence[Batch], bound: BoundRecipe, worker: str) -> bool:
+        """Collate what there is; returns whether there was anything."""
         for batch in completed:
             self._pass_on()
             self._collate(batch, bound, worker)
+        return bool(completed)
 
     def _collate(self, batch: Batch, bound: BoundRecipe, worker: str) -> None:
         content: Any = None
@@ -348,17 +350,19 @@ class ClaimJob(SampleJob):
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
         self._collate_all(self._claim.completed, bound, worker)
-        bound.streams.begin(self._seed_of(self._block))
+        run = self._run_tickets if len(bound.steps) == 1 else self._run_ticket
+        seeded = False
         while self._pending and not self._epoch.abandoned:
             self._pass_on()
-            if len(bound.steps) == 1:
-                self._run_tickets(bound, worker)
-            else:
-                self._run_ticket(bound, worker)
+            if not seeded:
+                bound.streams.begin(self._seed_of(self._block))
+            # A batch that was collated has begun random state of its own.
+            seeded = not self._collate_all(run(bound, worker), bound, worker)
 
-    def _run_tickets(self, bound: BoundRecipe, worker: str) -> None:
-        """Run tickets of a single step up to the end, or the first that fails. This loop is what
-        a trivial sample costs: so it is timed as a whole, and the samples settled in one go."""
+    def _run_tickets(self, bound: BoundRecipe, worker: str) -> list[Batch]:
+        """Run tickets of a single step up to the end, or the first that fails; returns the batches
+        that they complete. This loop is what a trivial sample costs: so it is timed as a whole, and
+        the samples settled in one go."""
         block, indices, streams = self._block, self._block.indices, bound.streams
         fetch, append, take = bound.steps[0], self._samples.append, self._pending.pop
         failure: BaseException | None = None
@@ -382,7 +386,7 @@ class ClaimJob(SampleJob):
             completed += self._fail(block, row, failure)
             # Its traceback refers to this frame.
             del failure
-        self._collate_all(completed, bound, worker)
+        return completed
 
     def _settle_finished(self, tickets: int, seconds: float) -> list[Batch]:
         """Give the finished samples their places, having run `tickets` in `seconds`."""
@@ -405,13 +409,13 @@ class ClaimJob(SampleJob):
         self._first += len(samples)
         return row, samples
 
-    def _run_ticket(self, bound: BoundRecipe, worker: str) -> None:
+    def _run_ticket(self, bound: BoundRecipe, worker: str) -> list[Batch]:
         """Run one ticket of several steps, or as many of them as it takes to find that it is
-        slow."""
+        slow; returns the batches that it completes."""
         try:
             row = self._pending.pop()
         except IndexError:  # taken over
-            return
+            return []
         block, epoch = self._block, self._epoch
         self._first = bound.streams.ticket = row
         self._seen = row, 0.0
@@ -419,22 +423,17 @@ class ClaimJob(SampleJob):
         try:
             finished = self._run_steps(sample, bound.steps)
         except BaseException as error:
-            completed = self._failed_in(error, block, row, sample.step, worker)
-            self._collate_all(completed, bound, worker)
-            return
+            return self._failed_in(error, block, row, sample.step, worker)
         if finished:
             with self._lock:
                 epoch.observe(sample.costs)
-            completed = self._settle_one(block, row, sample.value)
-            # While a batch is collated, nothing here keeps what already has its place.
-            del sample
-            self._collate_all(completed, bound, worker)
-        else:
-            sample.stream = bound.streams.detach()
-            with self._lock:
-                epoch.lanes.divert(sample)
-                epoch.wake_for_work()
-            self._due.ring()
+            return self._settle_one(block, row, sample.value)
+        sample.stream = bound.streams.detach()
+        with self._lock:
+            epoch.lanes.divert(sample)
+            epoch.wake_for_work()
+        self._due.ring()
+        return []
 
     def _fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
         completed = super()._fail(block, row, error)

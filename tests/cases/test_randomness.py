@@ -97,6 +97,39 @@ def test_cases_24_and_25_a_sample_is_the_same_whoever_makes_it(way: dict[str, An
     assert all(first[index] != second[index] for index in range(24))
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("on_error", ["skip", lambda index, error: [index]], ids=["skip", "replace"])
+def test_case_24_samples_behind_a_batch_that_is_completed_in_the_middle_of_a_claim(
+    parallel: LoaderKind, on_error: Any, steps: int
+) -> None:
+    """A batch's own random state is not that of the samples which its worker loads next."""
+
+    def make(index: int) -> list[Any]:
+        if index in (3, 57):  # from here on batches are not those that were drawn
+            raise ValueError
+        return [index, torch.rand(()).item()] if steps == 1 else [index]
+
+    def draw(sample: list[Any]) -> list[Any]:
+        return [*sample, torch.rand(()).item()]
+
+    def samples(**options: Any) -> dict[int, Any]:
+        loader: MinatoLoader[Any] = MinatoLoader(
+            Made(160, make),
+            batch_size=16,
+            seed=7,
+            transforms=[draw] * (steps - 1),
+            collate_fn=list,
+            on_error=on_error,
+            **options,
+        )
+        return {sample[0]: sample for batch in loader for sample in batch}
+
+    options = {"num_workers": 1, "executor": parallel.executor}
+    found = samples(in_order=False, **options)
+    assert found == samples(in_order=True, **options)
+    assert len({sample[1] for sample in found.values() if len(sample) > 1}) == 158
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
