@@ -239,7 +239,9 @@ class Engine:
     def begin(self, start: Callable[[Sync], L]) -> L:
         """Load what `start` makes; what is left of the epoch before is dropped."""
         # Kept by the epoch alone, for it refers to this engine.
-        sync = Sync(self._lock, self._due, self._wake_workers, self._slots, self._staff)
+        sync = Sync(
+            self._lock, self._due, self._wake_workers, self._wake_for, self._slots, self._staff
+        )
         loading = start(sync)
         with self._lock:
             try:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: microseconds. Bounded, because user code may hold locks here: where Python itself runs a
 #: finalizer under the engine's lock, which nothing prevents, that may wait for one of them.
 _ASKING = 0.05
+#: Of samples too small to be written straight into their batch, one in so many is looked at: to
+#: ask costs as much as to settle it. One that is missed is copied when the batch is collated.
+_ASKED = 8
 #: Seconds that a worker waits at a checkpoint for its place in the slow lane. Bounded, because
 #: the sample may hold a lock that the samples which overtake it need.
 PARKING = 1.0
@@ -57,9 +60,11 @@ class SampleJob:
         self._name = ""
         self._on_error: OnError = "raise"
         self._streams: Any = None
+        #: Samples that are not asked whether they are large.
+        self._unasked = 0
         #: What the worker has collated last and not passed on yet. It waits for the lock that the
-        #: worker takes anyway to get its next job: else the consumer, just woken, would meet the
-        #: worker there.
+        #: worker takes anyway to get its next tickets: else the consumer, just woken, would meet
+        #: the worker there.
         self._collated: tuple[Batch, Any, BaseException | None] | None = None
 
     def conclude(self) -> None:
@@ -208,15 +213,42 @@ class SampleJob:
 
     # Outcomes
 
-    def _settle_one(self, block: Block, row: int, value: Any) -> list[Batch]:
-        """Give one sample its place; returns the batches that it completes."""
+    def _settle_one(
+        self, block: Block, row: int, value: Any, costs: Sequence[float] = ()
+    ) -> list[Batch]:
+        """Give one sample, which has cost `costs` seconds step by step, its place; returns the
+        batches that it completes."""
+        large = self._is_large(value)
+        with self._lock:
+            if costs:
+                self._epoch.observe(costs)
+            if not large:
+                completed = self._epoch.settle(block, row, [value])
+                if not completed:
+                    self._go_on()
+        if large:
+            return self._write(block, row, value)
+        self._due.ring()
+        return completed
+
+    def _is_large(self, value: Any) -> bool:
+        """Whether to write `value` straight into its batch."""
+        writer = self._recipe.row_writer
+        if writer is None:
+            return False
+        if self._unasked:
+            self._unasked -= 1
+            return False
+        if writer.pays(value):
+            return True
+        self._unasked = _ASKED - 1
+        return False
+
+    def _write(self, block: Block, row: int, value: Any) -> list[Batch]:
+        """As `_settle_one`, straight into its row of the batch: so the copying is shared out among
+        workers."""
         writer, epoch = self._recipe.row_writer, self._epoch
-        if writer is None or not writer.pays(value):
-            with self._lock:
-                completed = epoch.settle(block, row, [value])
-            self._due.ring()
-            return completed
-        # Straight into its row of the batch, so that the copying is shared out among workers.
+        assert writer is not None
         with self._lock:
             placed = epoch.place(block, row)
             if placed is None:
@@ -228,8 +260,13 @@ class SampleJob:
         written = rows.write(place, value)
         with self._lock:
             completed = epoch.fill(block, batch, place, written)
+            if not completed:
+                self._go_on()
         self._due.ring()
         return completed
+
+    def _go_on(self) -> None:
+        """Under the lock under which a sample has got its place: what comes next?"""
 
     def _fail(self, block: Block, row: int, error: BaseException) -> list[Batch]:
         """Do with a failed sample what the user asked for: raise, skip, or replace it."""
@@ -314,19 +351,35 @@ class SampleJob:
 
 
 class ClaimJob(SampleJob):
-    """The fast lane: one claim, run by the worker that took it."""
+    """The fast lane: one claim after another, run by the worker that took them.
+
+    Between two samples of a few milliseconds each a worker's way through the engine runs cold, and
+    each lock on it may be held by another. So it takes its next claim, as long as there is one for
+    it, under the lock under which it has settled the last, and keeps all that does not change.
+    """
 
     def __init__(self, claim: Claim, epoch: MapEpoch) -> None:
         super().__init__(epoch)
-        self._claim = claim
+        #: Finished samples that have no place yet, in order, from row `_first` on.
+        self._samples: list[Any] = []
+        self._take(claim)
+
+    def _take(self, claim: Claim) -> None:
         self._block = claim.block
+        #: Batches to collate whose last sample came from no worker that could.
+        self._completed = claim.completed
         # Tickets not started yet, the next one last. Whoever pops one owns it: the worker, or
         # whoever takes over what it cannot come to.
         self._pending = list(range(claim.stop - 1, claim.start - 1, -1))
-        #: Finished samples that have no place yet, in order, from row `_first` on.
-        self._samples: list[Any] = []
-        self._first = claim.start
-        self._stop = claim.stop
+        self._first, self._stop = claim.start, claim.stop
+
+    def _go_on(self) -> None:
+        if self._pending or self.slow or self._expired:
+            return
+        assert self._worker is not None
+        claim = self._epoch.next_claim(self._worker)
+        if claim is not None:
+            self._take(claim)
 
     def describe(self) -> str:
         # The worker is in the ticket before those that are pending, the last of which is next.
@@ -349,15 +402,32 @@ class ClaimJob(SampleJob):
         return self.cost + perf_counter() - max(self.began, since)
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
-        self._collate_all(self._claim.completed, bound, worker)
         run = self._run_tickets if len(bound.steps) == 1 else self._run_ticket
-        seeded = False
-        while self._pending and not self._epoch.abandoned:
-            self._pass_on()
-            if not seeded:
-                bound.streams.begin(self._seed_of(self._block))
-            # A batch that was collated has begun random state of its own.
-            seeded = not self._collate_all(run(bound, worker), bound, worker)
+        seeded: Block | None = None
+        while not self._epoch.abandoned:
+            if self._completed:
+                completed, self._completed = self._completed, ()
+                self._collate_all(completed, bound, worker)
+                seeded = None
+            elif self._pending:
+                self._pass_on()
+                block = self._block
+                if seeded is not block:
+                    bound.streams.begin(self._seed_of(block))
+                # A batch that was collated has begun random state of its own.
+                seeded = None if self._collate_all(run(bound, worker), bound, worker) else block
+            elif not self._next():
+                break
+
+    def _next(self) -> bool:
+        """Pass on what was collated last, and take another claim; False: there is none."""
+        if self._collated is None:
+            return False  # there was none when the last sample got its place
+        with self._lock:
+            self.conclude()
+            self._go_on()
+        self._due.ring()
+        return bool(self._pending or self._completed)
 
     def _run_tickets(self, bound: BoundRecipe, worker: str) -> list[Batch]:
         """Run tickets of a single step up to the end, or the first that fails; returns the batches
@@ -366,7 +436,10 @@ class ClaimJob(SampleJob):
         block, indices, streams = self._block, self._block.indices, bound.streams
         fetch, append, take = bound.steps[0], self._samples.append, self._pending.pop
         failure: BaseException | None = None
-        row = first = self._first = streams.ticket = self._pending[-1]
+        following = self._pending[-1:]
+        if not following:  # taken over
+            return []
+        row = first = self._first = streams.ticket = following[0]
         self._seen = first, 0.0
         self.cost, self.began, self._inside = 0.0, perf_counter(), True
         try:
@@ -381,24 +454,30 @@ class ClaimJob(SampleJob):
             failure = self._named(error, block, row, 0, worker)
         finally:
             self._inside = False
-        completed = self._settle_finished(row + 1 - first, perf_counter() - self.began)
-        if failure is not None:
-            completed += self._fail(block, row, failure)
-            # Its traceback refers to this frame.
-            del failure
+        tickets, seconds = row + 1 - first, perf_counter() - self.began
+        if failure is None:
+            return self._settle_finished(tickets, seconds)
+        completed = self._settle_finished(tickets, seconds, goes_on=False)
+        completed += self._fail(block, row, failure)
+        # Its traceback refers to this frame.
+        del failure
         return completed
 
-    def _settle_finished(self, tickets: int, seconds: float) -> list[Batch]:
+    def _settle_finished(self, tickets: int, seconds: float, goes_on: bool = True) -> list[Batch]:
         """Give the finished samples their places, having run `tickets` in `seconds`."""
+        large = len(self._samples) == 1 and self._is_large(self._samples[0])
+        completed: list[Batch] = []
         with self._lock:
             self._epoch.observe((seconds,), tickets)
             # The list itself and no copy: nothing is appended to it any more.
             row, samples = self._first, self._samples
             self._first, self._samples = row + len(samples), []
-            if len(samples) != 1:
+            if not large:
                 completed = self._epoch.settle(self._block, row, samples)
-        if len(samples) == 1:
-            return self._settle_one(self._block, row, samples.pop())
+                if goes_on and not completed:
+                    self._go_on()
+        if large and samples:
+            return self._write(self._block, row, samples.pop())
         self._due.ring()
         return completed
 
@@ -425,9 +504,7 @@ class ClaimJob(SampleJob):
         except BaseException as error:
             return self._failed_in(error, block, row, sample.step, worker)
         if finished:
-            with self._lock:
-                epoch.observe(sample.costs)
-            return self._settle_one(block, row, sample.value)
+            return self._settle_one(block, row, sample.value, sample.costs)
         sample.stream = bound.streams.detach()
         with self._lock:
             epoch.lanes.divert(sample)
@@ -492,7 +569,7 @@ class SlowJob(SampleJob):
         return (self._sample.block, self._sample.row) if self._inside else None
 
     def _run(self, bound: BoundRecipe, worker: str) -> None:
-        sample, epoch = self._sample, self._epoch
+        sample = self._sample
         block, row = sample.block, sample.row
         bound.streams.begin(self._seed_of(block))
         bound.streams.ticket = row
@@ -503,10 +580,8 @@ class SlowJob(SampleJob):
             completed = self._failed_in(error, block, row, sample.step, worker)
             self._collate_all(completed, bound, worker)
             return
-        with self._lock:
-            epoch.observe(sample.costs)
         value, sample.value = sample.value, None
-        self._collate_all(self._settle_one(block, row, value), bound, worker)
+        self._collate_all(self._settle_one(block, row, value, sample.costs), bound, worker)
 
 
 class FailedJob(SampleJob):
@@ -528,7 +603,9 @@ class FailedJob(SampleJob):
         # Not before the outcome is there: the late result could come in between.
         self._epoch.reopen(block, row)
 
-    def _settle_one(self, block: Block, row: int, value: Any) -> list[Batch]:
+    def _settle_one(
+        self, block: Block, row: int, value: Any, costs: Sequence[float] = ()
+    ) -> list[Batch]:
         with self._lock:
             self._reopen(block, row)
             completed = self._epoch.settle(block, row, [value])

@@ -25,6 +25,8 @@ class Sync:
     due: DueBells
     #: Adds to `due` the bells of as many idle workers, if there are so many.
     wake_workers: Callable[[int], None]
+    #: Has an idle worker look for the jobs of an epoch, if it has any; that one wakes the next.
+    wake_next: Callable[[Loading], None]
     #: Who may run steps.
     slots: Slots
     #: Has the event loop start the threads that `slots` asks for.

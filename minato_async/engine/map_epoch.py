@@ -120,6 +120,19 @@ class MapEpoch(Epoch):
                 return None
         return None
 
+    def next_claim(self, worker: Worker) -> Claim | None:
+        """What `worker` goes on with, straight from a claim that it has settled; None: it is to
+        ask for a job, for there may be one that comes first."""
+        if self.abandoned or self.assigned is not None:
+            return None
+        if self._left_over or self._failed or self.lanes.temp_queue:
+            return None
+        if worker.retiring or worker.shares or not self.sync.slots.go_on(worker):
+            return None
+        claim = self.feed.claim(self._claim_size.next())
+        self.sync.wake_next(self)
+        return claim
+
     def _own_job(self, worker: int, assigned: AssignedFeed) -> Job | None:
         """What is left to be done for the batch that this worker is making, or else its next."""
         batch = next((b for b in self._left_over if b.owner == worker), None)

@@ -82,6 +82,18 @@ class Slots:
             self.handed_off -= 1
         return entry.job
 
+    def go_on(self, worker: Worker) -> bool:
+        """The job of `worker` goes on as if it had just begun; False: its place is needed."""
+        entry = self.running.get(worker.name)
+        if entry is None or entry.handed_off:
+            return False
+        if self.active > min(self.wanted + self.handed_off, self.most):
+            return False
+        now = time.monotonic()
+        self._took += now - entry.started
+        entry.started = now
+        return True
+
     def busy_seconds(self, now: float) -> float:
         """Seconds that workers have had jobs until `now`, all together."""
         return self._took + sum(now - entry.started for entry in self.running.values())

@@ -98,7 +98,9 @@ def test_cases_24_and_25_a_sample_is_the_same_whoever_makes_it(way: dict[str, An
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("on_error", ["skip", lambda index, error: [index]], ids=["skip", "replace"])
+@pytest.mark.parametrize(
+    "on_error", ["skip", lambda index, error: [index]], ids=["skip", "replace"]
+)
 def test_case_24_samples_behind_a_batch_that_is_completed_in_the_middle_of_a_claim(
     parallel: LoaderKind, on_error: Any, steps: int
 ) -> None:

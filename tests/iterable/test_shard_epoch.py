@@ -35,7 +35,7 @@ def epoch_over(
 ) -> ShardedEpoch:
     autocast = Autocast.of_this_thread()
     recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True, autocast)
-    sync = Sync(threading.Lock(), DueBells(), wake, Slots(100, 100), lambda: None)
+    sync = Sync(threading.Lock(), DueBells(), wake, lambda _: None, Slots(100, 100), lambda: None)
     return ShardedEpoch(
         [Shard(s, None, None) for s in range(shards)], recipe, in_order, ahead, window, sync
     )

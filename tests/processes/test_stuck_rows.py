@@ -69,7 +69,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def job_of(progress: Any, keys: int = 4) -> tuple[Any, RemoteMapEpoch]:
-    sync = Sync(threading.RLock(), DueBells(), lambda n: None, Slots(1, 1), lambda: None)
+    sync = Sync(threading.RLock(), DueBells(), *[lambda _: None] * 2, Slots(1, 1), lambda: None)
     epoch = RemoteMapEpoch(
         Recipe(),  # type: ignore[arg-type]
         Order(True, True),
