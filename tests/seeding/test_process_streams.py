@@ -19,7 +19,7 @@ from minato_async.seeding import sample_seed
 from minato_async.seeding.current import current
 from minato_async.seeding.process_streams import ProcessStreams
 from tests.seeding import test_torch_operators as operators
-from tests.seeding.support import as_sample, plain
+from tests.seeding.support import as_sample, on_thread, plain
 
 image = torch.linspace(0.2, 0.8, 2 * 4 * 40 * 16).reshape(2, 4, 40, 16)
 
@@ -37,12 +37,18 @@ def new_streams() -> ProcessStreams:
 
 
 def as_process(work: Callable[[], Any], ticket: int = 1) -> Any:
-    streams = new_streams()
-    with streams.active():
-        for other in (*range(1000, 1002), ticket):
-            streams.ticket = other
-            result = work()
-        return result
+    def main() -> Any:
+        streams = new_streams()
+        with streams.active():
+            for other in (*range(1000, 1002), ticket):
+                streams.ticket = other
+                result = work()
+            return result
+
+    # On a new thread, as `as_sample`. What any thread has set by `torch.set_num_threads` (torch's
+    # own thread that pins memory does) holds for new threads, and not for the main one: operators
+    # that split their work among other numbers of threads round differently.
+    return on_thread(main)
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -63,12 +69,30 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+#: They multiply matrices. How that is rounded is up to the library, which splits it as it likes.
+MULTIPLIES = {name for name in CALLS if "attention" in name or name == "svd_lowrank"}
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_numbers_are_those_of_threads(name: str) -> None:
     def work() -> Any:
-        return plain([CALLS[name](), CALLS[name]()])
+        return [CALLS[name](), CALLS[name]()]
 
-    assert as_process(work) == as_sample(work)
+    here, there = as_process(work), as_sample(work)
+    if name in MULTIPLIES:
+        # A value that is dropped in one and not in the other is far off.
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-6)
+    else:
+        assert plain(here) == plain(there)
+
+
+def test_other_numbers_are_not_taken_for_rounded_ones() -> None:
+    assert len(MULTIPLIES) > 4
+    for name in MULTIPLIES:
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(
+                as_process(CALLS[name]), as_sample(CALLS[name], 2), rtol=1e-4, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("function", operators.INITS, ids=lambda function: function.__name__)
