@@ -32,13 +32,15 @@ class Samples:
 
     def __init__(self, bad: set[int], stuck: set[int]) -> None:
         self.bad, self.stuck = bad, stuck
-        self.go_on = threading.Event()
+        #: A sample is stuck; those that are may go on.
+        self.inside, self.go_on = threading.Event(), threading.Event()
         self.values, self.failures = Made(Value, MANY), Made(Failure, MANY)
 
     def __getitem__(self, key: Key) -> Any:
         if key.number in self.bad:
             raise self.failures.take()
         if key.number in self.stuck:
+            self.inside.set()
             assert self.go_on.wait(PATIENCE)
         checkpoint()
         value = self.values.take()
@@ -187,10 +189,19 @@ class TestMapStyle:
     def test_what_is_running_when_the_consumer_gives_up(self, in_order: bool) -> None:
         dataset = Samples(set(), set(range(LENGTH)))
         iterator = iter(self.loader(dataset, in_order, timeout=0.05))
+        assert dataset.inside.wait(PATIENCE)
         with pytest.raises(RuntimeError, match=r"sample index <0>"):
             next(iterator)
         dataset.go_on.set()
-        consume(iterator)
+        # On a busy machine others may be late, too.
+        for _ in range(round(PATIENCE / 0.05)):
+            try:
+                consume(iterator)
+                break
+            except RuntimeError as late:
+                assert "timed out" in str(late)
+        else:
+            pytest.fail("the epoch does not end")
 
     def test_batches_that_belong_to_workers(self, in_order: bool) -> None:
         dataset = Samples({3, 17, 18}, {26})
