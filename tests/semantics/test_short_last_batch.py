@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 from minato_async import MinatoLoader
+from minato_async.engine.claim_size import WORTH
 from tests.loaders import on_each_executor
 
 from .support import PATIENCE, iterating, lists, once_each, samples_in
@@ -43,6 +44,9 @@ class ShortIsFaster:
         return 10
 
     def __getitem__(self, index: int) -> int:
+        # So dear that a worker claims one at a time. The end of a larger claim may complete a full
+        # batch and the short one, for the same worker to collate: it would wait for itself.
+        time.sleep(2 * WORTH)
         if index == 9 and self.last_sample_opens:
             self.gate.open()
         return index
