@@ -3,7 +3,7 @@
 #   MINATO_CACHE=DIR make env     where both environments lie (default: the user's cache folder)
 #   PYTEST_ARGS='-k order -x' make test
 #   PYTEST_ARGS='-n 0 --pdb' make test    all in one process
-#   BENCH_ARGS='P1 P4' make bench
+#   BENCH_ARGS='trivial first-batch' make bench
 
 PYTHON ?= python3
 PYTEST_ARGS ?=

@@ -1,4 +1,4 @@
-"""Side-by-side measurements of loaders: ``python -m benchmarks``.
+"""Side-by-side measurements of loaders: ``python -m benchmarks --list`` says which.
 
 Five separate things, so that a new target is one new file:
 

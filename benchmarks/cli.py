@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures MinatoLoader beside its peers; the last line holds the figures.",
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="targets to run (default: all), or 'list'"
+        "names", nargs="*", metavar="NAME", help="targets to run, such as trivial or P1 (all)"
     )
-    parser.add_argument("--rounds", type=_rounds, help="interleaved rounds (default: the target's)")
+    parser.add_argument("--list", action="store_true", help="only say what targets there are")
+    parser.add_argument(
+        "--rounds", type=_rounds, help="interleaved rounds (the target's: five minutes at most)"
+    )
     parser.add_argument(
         "--part",
         action="append",
@@ -51,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         help="only this part of the one target named, or these (default: all)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, to try the code: figures mean nothing"
+        "--quick",
+        action="store_true",
+        help="tiny sizes, to try the code in less than a minute: figures mean nothing",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     return parser
@@ -62,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
     targets = find_targets()
-    if chosen.names == ["list"]:
+    if chosen.list:
         for target in targets.values():
-            parts = f" (parts: {', '.join(target.parts)})" if target.parts else ""
-            print(f"{target.name:10} {target.title}{parts}")
+            print(f"{target.name:14}{target.number:8}{target.what}")
         return REACHED
-    unknown = [name for name in chosen.names if name not in targets]
+    by_number = {target.number: target.name for target in targets.values() if target.number}
+    names = list(dict.fromkeys(by_number.get(name, name) for name in chosen.names))
+    unknown = [name for name in names if name not in targets]
     if unknown:
         parser.error(f"no target {', '.join(unknown)}; there are {', '.join(targets)}")
     options = Options(chosen.rounds, chosen.quick, list(dict.fromkeys(chosen.part)))
-    names = list(dict.fromkeys(chosen.names))
     if options.parts:
         if len(names) != 1:
             parser.error("--part is for one target")
@@ -86,15 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_one(target: Target, options: Options, file: Path | None) -> int:
     """Run one target here and print its line last."""
     report = Report(target.name, describe())
-    print(f"{target.name}: {target.title}\n{header(report.machine)}\n", flush=True)
+    name = f"{target.name} ({target.number})" if target.number else target.name
+    print(f"{name}: {target.what}\ngoal: {target.goal}")
+    if target.parts:
+        print(f"parts: {', '.join(target.parts)}")
+    print(f"{header(report.machine)}\n", flush=True)
     if options.quick:
         report.note("quick: sizes so small that the figures mean nothing")
-    before = gil_is_on()
+    before, began = gil_is_on(), time.monotonic()
     target.run(options, report)
+    report.seconds = time.monotonic() - began
     if gil_is_on() != before:
         report.note("the GIL was switched on during the run, by an import")
     if file is not None:
         file.write_text(json.dumps(report.as_json(), indent=1))
+    print(f"took {report.seconds:.0f} s")
     print(report.line, flush=True)
     return REACHED if report.reached else MISSED
 

@@ -43,13 +43,15 @@ def costed(
     at_once: int | None = None,
     batches: int | None = None,
     step: float = 0.0,
+    rounds: int | None = None,
 ) -> Contender:
     """A contender whose samples tell index and cost, so that each run is checked in full.
 
     Checked: exactly once, in order where the peer promises it, never more than ``workers`` samples
     at once, or ``at_once`` where the loader chooses their number. ``step``: seconds that the
     consumer takes for a batch. ``batches`` cuts the epoch short; then only the number of samples at
-    once is checked, and the order.
+    once is checked, and the order. ``rounds``: as in
+    :class:`~benchmarks.measure.rounds.Contender`.
     """
 
     def run() -> Epoch:
@@ -62,4 +64,4 @@ def costed(
         guard.check(workers if at_once is None else at_once)
         return epoch
 
-    return Contender(peer.name, run)
+    return Contender(peer.name, run, rounds)

@@ -2,7 +2,7 @@
 
 The last line of ``python -m benchmarks NAME`` always has this form::
 
-    P1 trivial 1.120 (>= 1.000) images 5.100 (>= 4.000): reached
+    trivial num_workers=0 1.120 (>= 1.000) images 5.100 (>= 4.000): reached
 
 a name, then one or more ``label value (operator goal)``, then ``reached`` or ``missed``. A figure
 that could not be measured has the value ``nan`` and is missed.

@@ -35,7 +35,8 @@ class Table:
 class Report:
     """Collects what one target found, and prints it as it comes.
 
-    ``raw`` keeps every round's own numbers for ``--json``, under names the target chooses.
+    ``raw`` keeps every round's own numbers for ``--json``, under names the target chooses;
+    ``seconds``: how long the target ran.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     raw: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def table(self, table: Table) -> None:
         """Keep and print a finished table."""
@@ -78,6 +80,7 @@ class Report:
             "line": self.line,
             "figures": [asdict(figure) | {"reached": figure.reached} for figure in self.figures],
             "machine": self.machine,
+            "seconds": self.seconds,
             "notes": self.notes,
             "tables": [asdict(table) for table in self.tables],
             "raw": self.raw,

@@ -12,9 +12,10 @@ from benchmarks.report import Report
 class Options:
     """What the command line asks of every target.
 
-    ``rounds``: interleaved rounds, ``None`` for the target's own number; ``quick``: sizes so small
-    that only the code is exercised (the figures mean nothing); ``parts``: those of the target to
-    run, none for all.
+    ``rounds``: interleaved rounds, ``None`` for the target's own number, with which it ends within
+    five minutes on two cores; ``quick``: sizes so small that only the code is exercised (the
+    figures mean nothing), for less than a minute; ``parts``: those of the target to run, none for
+    all.
     """
 
     rounds: int | None = None
@@ -32,12 +33,15 @@ class Options:
 class Target:
     """A figure to reach.
 
-    ``name`` as on the command line; ``title`` says in one line what is measured and the goal;
-    ``run`` measures, fills the report's tables and notes, and sets its figures; ``parts`` are names
-    of what it can run by itself, with ``--part``.
+    ``name``: one word for what is measured, as on the command line, where ``number``, the figure's
+    number in the design, does as well; ``what``: the same in less than a line; ``goal``: what must
+    be reached, in words; ``run`` measures, fills the report's tables and notes, and sets its
+    figures; ``parts``: names of what it can run by itself, with ``--part``.
     """
 
     name: str
-    title: str
+    what: str
+    goal: str
     run: Callable[[Options, Report], None]
+    number: str = ""
     parts: Sequence[str] = ()

@@ -21,11 +21,13 @@ from benchmarks.report import Report
 class Contender:
     """Something that runs one epoch: a peer with its workload, or the loader itself.
 
-    ``run`` builds everything it needs, consumes one epoch, checks it, and returns it.
+    ``run`` builds everything it needs, consumes one epoch, checks it, and returns it. ``rounds``:
+    only in so many, the first ones, for what decides no figure and is shown beside.
     """
 
     name: str
     run: Callable[[], Epoch]
+    rounds: int | None = None
 
 
 @dataclass
@@ -60,7 +62,7 @@ def interleave(contenders: Sequence[Contender], rounds: int, report: Report, wor
         turn = number % len(contenders)
         for contender in [*contenders[turn:], *contenders[:turn]]:
             row = rows[contender.name]
-            if row.error is None:
+            if row.error is None and (contender.rounds is None or number < contender.rounds):
                 _run_one(contender, row, settler, report, f"{work}, round {number + 1}/{rounds}")
     report.raw[work] = {
         row.name: {"error": row.error, "epochs": [epoch.as_json() for epoch in row.epochs]}

@@ -34,8 +34,11 @@ def spread(values: Iterable[float]) -> Spread:
 def paired(above: Sequence[float], below: Sequence[float]) -> Spread:
     """Ratios round by round, which cancels what changed on the machine between rounds.
 
-    A contender that failed in some round has fewer values; ratios are then not formed at all.
+    One that ran fewer rounds ran the first ones; one that failed has no values, and no ratios.
     """
-    if len(above) != len(below):
-        return spread(())
-    return spread(a / b for a, b in zip(above, below, strict=True))
+    return spread(a / b for a, b in zip(above, below, strict=False))
+
+
+def differences(left: Sequence[float], right: Sequence[float]) -> Spread:
+    """The same with ``left`` minus ``right``."""
+    return spread(a - b for a, b in zip(left, right, strict=False))

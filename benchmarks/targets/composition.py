@@ -150,7 +150,8 @@ def run(options: Options, report: Report) -> None:
 
 TARGET = Target(
     "composition",
-    "slow samples in the batches of an epoch in any order: in its middle the mean share is a "
-    "plain shuffle's (1: 5 % or 3 sigma off) and the spread no more than 1.25 of it",
+    "slow samples in the batches of an epoch, in any order",
+    "in its middle the mean share is a plain shuffle's (1: 5 % or 3 sigma off) and the "
+    "spread no more than 1.25 of it",
     run,
 )

@@ -126,8 +126,8 @@ def run(options: Options, report: Report) -> None:
 
 TARGET = Target(
     "datawait",
-    "a consumer with a 10 ms step, the loader 1.2 x faster on average, any order, no cost book: "
-    "data wait <= that of every peer (1 % counts as none)",
+    "data wait of a consumer with a 10 ms step, the loader 1.2 x faster",
+    "no more than that of every peer (1 % counts as none), in any order, no cost book",
     run,
-    tuple(WORKLOADS),
+    parts=tuple(WORKLOADS),
 )

@@ -169,7 +169,8 @@ def run(options: Options, report: Report) -> None:
 
 TARGET = Target(
     "handoff",
-    "one opaque sample in 100 is stuck for 2 s, 4 workers, 32 threads: fast ones keep >= 0.9 of "
-    'their rate, no gap > 3 x the median; "fixed" keeps to 4 running steps',
+    "one opaque sample in 100 is stuck for 2 s, 4 workers, 32 threads",
+    'the others keep >= 0.9 of their rate, no gap > 3 x the median; "fixed" keeps to 4 '
+    "running steps",
     run,
 )

@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.contest import costed
 from benchmarks.measure.checks import CheckFailed, check_exactly_once, check_order, check_receipt
 from benchmarks.measure.epoch import NoBatch, Receipt, consume, read_costed
-from benchmarks.measure.rounds import Row, interleave
-from benchmarks.measure.statistics import paired
+from benchmarks.measure.rounds import Contender, Row, interleave
+from benchmarks.measure.statistics import differences, paired
 from benchmarks.peers.bare_pool import BARE_POOL
 from benchmarks.peers.base import Peer, Plan
+from benchmarks.peers.executor_pool import EXECUTOR_POOL
 from benchmarks.peers.nodes import NODES, NODES_IN_ORDER
 from benchmarks.peers.spdl_pipeline import SPDL, SPDL_INPUT
 from benchmarks.peers.torch_loader import TORCH, TORCH_CALLER, TORCH_READY
@@ -169,6 +170,25 @@ def test_a_peer_with_more_workers_than_it_says_fails_its_row_and_the_others_go_o
     )
 
 
+def test_what_is_only_shown_beside_runs_in_fewer_rounds_and_is_compared_by_those() -> None:
+    def contender(peer: Peer, rounds: int | None) -> Contender:
+        return costed(
+            peer,
+            lambda guard: Sleeping(uniform(LENGTH, 0.0), guard),
+            length=LENGTH,
+            batch_size=BATCH_SIZE,
+            workers=2,
+            rounds=rounds,
+        )
+
+    contenders = [contender(BARE_POOL, None), contender(EXECUTOR_POOL, 1)]
+    rows = interleave(contenders, 3, Report("test"), "sleeping")
+    every, first = (row.values(lambda epoch: epoch.rate) for row in rows.values())
+    assert (len(every), len(first)) == (3, 1)
+    assert paired(first, every).median == first[0] / every[0]
+    assert differences(every, first).median == every[0] - first[0]
+
+
 def test_a_failed_row_gives_no_numbers() -> None:
     row = Row("x", [run(TORCH_CALLER)], error="late failure")
     assert row.values(lambda epoch: epoch.rate) == []
@@ -176,7 +196,17 @@ def test_a_failed_row_gives_no_numbers() -> None:
 
 @pytest.mark.parametrize(
     "peer",
-    [TORCH_CALLER, TORCH, TORCH_READY, SPDL, SPDL_INPUT, NODES, NODES_IN_ORDER, BARE_POOL],
+    [
+        TORCH_CALLER,
+        TORCH,
+        TORCH_READY,
+        SPDL,
+        SPDL_INPUT,
+        NODES,
+        NODES_IN_ORDER,
+        BARE_POOL,
+        EXECUTOR_POOL,
+    ],
     ids=lambda peer: peer.name,
 )
 def test_every_peer_does_the_work_it_is_measured_for(peer: Peer) -> None:

@@ -1,5 +1,6 @@
 """The command: exit status, the last line, the JSON, and a quick run of every target."""
 
+import dataclasses
 import json
 import os
 import re
@@ -28,7 +29,7 @@ def fake(name: str, value: float) -> Target:
     def run(options: Options, report: Report) -> None:
         report.figures.append(at_least("figure", value, 1.0))
 
-    return Target(name, "a fake", run)
+    return Target(name, "a fake", "at least 1", run)
 
 
 @pytest.fixture
@@ -99,12 +100,25 @@ def test_an_unknown_name_nonsense_rounds_and_parts_that_are_none_are_wrong_use()
         assert caught.value.code == 2
 
 
-def test_list_names_every_target() -> None:
-    command = [*interpreter(), "-m", "benchmarks", "list"]
+def test_each_target_has_one_line_in_the_list_which_names_it_and_its_number() -> None:
+    command = [*interpreter(), "-m", "benchmarks", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == list(find_targets())
-    assert {"P1", "P2", "P3order", "P4", "P6"} <= set(names)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(find_targets())
+    assert [line.split()[1] for line in lines[:4]] == ["P1", "P2", "P3order", "P4"]
+    assert all(len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["plain", "P42"])
+def test_a_target_goes_by_its_name_and_by_its_number(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = dataclasses.replace(fake("plain", 2.0), number="P42")
+    monkeypatch.setattr(cli, "find_targets", lambda: {"plain": target})
+    assert cli.main([name, "plain"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["plain (P42): a fake", "goal: at least 1"]
+    assert parse_line(out[-1]).name == "plain"
 
 
 def test_rounds_come_from_the_command_then_from_the_target() -> None:
@@ -127,7 +141,7 @@ def test_only_the_parts_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> No
         asked.extend(options.parts)
         report.figures.append(at_least("figure", 1.0, 1.0))
 
-    target = Target("parted", "a fake", run, ("one", "two", "three"))
+    target = Target("parted", "a fake", "none", run, parts=("one", "two", "three"))
     monkeypatch.setattr(cli, "find_targets", lambda: {"parted": target})
     assert cli.main(["parted", "--part", "two", "--part", "one", "--part", "two"]) == 0
     assert asked == ["two", "one"]
@@ -152,9 +166,9 @@ def test_what_is_measured_is_loaded_from_bytecode(tmp_path: Path) -> None:
     assert all(source.endswith(".pyc") for source in ours)
 
 
-#: What is tried on an ordinary Python; all else without the GIL. P10b is measured on both, but its
-#: libraries turn the GIL on.
-WITH_GIL = ("P10b", "P7", "views")
+#: What is tried on an ordinary Python; all else without the GIL. The pipelines are measured on
+#: both, but their libraries turn the GIL on.
+WITH_GIL = ("pipelines", "processes", "views")
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 #: Seconds for all quick runs together, on a machine that may be busy.
 TIMEOUT = 600.0

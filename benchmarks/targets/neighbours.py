@@ -1,4 +1,4 @@
-"""P11: beside other programs.
+"""neighbours (P11): beside other programs.
 
 Photos are decoded by two workers on two cores, while 0, 2 and 4 other processes do nothing but
 compute on the same cores. Whatever a loader does between two samples that gives its core away costs
@@ -98,9 +98,10 @@ def run(options: Options, report: Report) -> None:
 
 
 TARGET = Target(
-    "P11",
-    "photos beside 0, 2 and 4 busy processes on two cores: >= 1.0 x torch's DataLoader, >= 0.9 x a "
-    "bare thread pool at equal workers",
+    "neighbours",
+    "photos beside 0, 2 and 4 busy processes on two cores",
+    ">= 1.0 x torch's DataLoader, >= 0.9 x a bare thread pool at equal workers",
     run,
-    tuple(PARTS),
+    number="P11",
+    parts=tuple(PARTS),
 )

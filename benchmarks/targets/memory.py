@@ -1,4 +1,4 @@
-"""P6: memory of one more thread worker.
+"""memory (P6): memory of one more thread worker.
 
 A fresh process for every measurement: resident memory with few and with many workers, all of which
 have run samples at the same time and several of them, divided by the difference. The samples return
@@ -119,4 +119,10 @@ def run(options: Options, report: Report) -> None:
     report.figures.append(at_most("thread_MB", figure, GOAL_MB))
 
 
-TARGET = Target("P6", "resident memory of one more thread worker: <= 1 MB", run)
+TARGET = Target(
+    "memory",
+    "resident memory of one more thread worker",
+    "<= 1 MB",
+    run,
+    number="P6",
+)

@@ -1,4 +1,4 @@
-"""P10: what the isolation of random state costs a sample.
+"""isolation (P10): what the isolation of random state costs a sample.
 
 Measured on a thread of its own, as workers are: what it costs to run Python there on objects that
 another thread made is part of the price. Each case runs twice in turn, many times over in short
@@ -169,4 +169,10 @@ def run(options: Options, report: Report) -> None:
     ]
 
 
-TARGET = Target("P10", "isolation: 6 us for a sample that draws from all, 1.5 us a torch call", run)
+TARGET = Target(
+    "isolation",
+    "what the isolation of random state costs a sample, and a call of torch",
+    "6 us for a sample that draws from all, 1.5 us a torch call",
+    run,
+    number="P10",
+)

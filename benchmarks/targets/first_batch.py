@@ -1,4 +1,4 @@
-"""P4: from ``iter()`` to the first batch, beyond what the batch's own samples cost.
+"""first-batch (P4): from ``iter()`` to the first batch, beyond what the batch's own samples cost.
 
 What the samples cost is what an ideal pool of 12 workers needs for the first batch, by the costs
 its samples measured: nothing for trivial ones, three times 50 ms for 32 samples of 50 ms. Workers
@@ -90,7 +90,9 @@ def run(options: Options, report: Report) -> None:
 
 
 TARGET = Target(
-    "P4",
-    "iter() to first batch beyond the samples' own cost, 12 workers: <= 20 ms",
+    "first-batch",
+    "from iter() to the first batch, beyond what its samples cost",
+    "<= 20 ms, 12 workers",
     run,
+    number="P4",
 )
