@@ -1,12 +1,14 @@
 # Two commands do everything, set-up included: `make demo` and `make test`.
 #   PYTHON=python3.12 make env    the machine's own Python, if it is not python3
-#   MINATO_CACHE=DIR make env     where both environments lie (default: the user's cache folder)
+#   MINATO_CACHE=DIR make env     where the environments lie (default: the user's cache folder)
+#   DEMO_ARGS=--quick make demo
 #   PYTEST_ARGS='-k order -x' make test
 #   PYTEST_ARGS='-n 0 --pdb' make test    all in one process
 #   BENCH_ARGS='trivial first-batch' make bench
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 FREE := .venv/bin/python
@@ -31,9 +33,9 @@ help:
 env:
 	@$(PYTHON) tools/make_env.py
 
-demo: env
-	@[ -x $(FREE) ] || echo "demo: no free-threaded Python here, so this runs with the GIL"
-	@exec $(BEST) -m minato_async.cli demo
+demo:
+	@$(PYTHON) tools/make_env.py demo
+	@exec .venv-demo/bin/python -m minato_async.cli demo $(DEMO_ARGS)
 
 # A failure on one interpreter does not hide those on the other; an interruption (2) ends both.
 test: env
@@ -60,5 +62,5 @@ format: env
 	@$(TOOLS) -m ruff format .
 
 clean:
-	rm -rf .venv .venv-gil build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gil .venv-demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

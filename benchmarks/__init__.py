@@ -6,6 +6,7 @@ Five separate things, so that a new target is one new file:
 ``peers``      adapters that turn a :class:`~benchmarks.peers.base.Plan` into an iterable of
                batches, one per loader and mode;
 ``limits``     what no loader can beat, computed from the costs;
-``measure``    the consumer's loop, interleaved rounds, checks, memory, the machine;
+``measure``    interleaved rounds, checks, pauses, the machine; what the demo measures with, too,
+               is in :mod:`minato_async.cli.measure`;
 ``targets``    one file per figure to reach; every module there with a ``TARGET`` is found.
 """

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Line, parse_line
-from benchmarks.measure.child import interpreter
 from benchmarks.measure.machine import describe, header
 from benchmarks.registry import find_targets
 from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from minato_async.cli.measure.child import interpreter
 from minato_async.gil_watch import gil_is_on
 
 REACHED, MISSED, BROKEN = 0, 1, 2

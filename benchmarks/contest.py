@@ -11,11 +11,11 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from benchmarks.measure.checks import check_receipt
-from benchmarks.measure.epoch import Epoch, consume, read_costed
 from benchmarks.measure.rounds import Contender
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.report import Report
 from benchmarks.workloads.guard import ConcurrencyGuard
+from minato_async.cli.measure.epoch import Epoch, consume, read_costed
 
 MakeDataset = Callable[[ConcurrencyGuard], Dataset[Any]]
 """Builds a dataset of (tensor, index, cost) samples that enters the guard for each."""

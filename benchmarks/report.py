@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.figures import Figure, all_reached, format_line
-
-
-@dataclass
-class Table:
-    """Rows of text under a title; the first column is left-aligned, the others right."""
-
-    title: str
-    columns: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        lines = [tuple(self.columns), *(tuple(row) for row in self.rows)]
-        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-        text = [self.title]
-        for line in lines:
-            first, *rest = (
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            text.append("  " + "  ".join([first, *rest]).rstrip())
-        return "\n".join(text)
+from minato_async.cli.measure.table import Table
 
 
 @dataclass

@@ -76,14 +76,25 @@ def machine_interpreter() -> Interpreter | None:
     return None
 
 
-def free_threaded_interpreter(cache: Cache) -> Interpreter:
-    """Find one, else ask uv for one, else build one; `SetupError` says why there is none."""
-    if os.environ.get("MINATO_NO_FREETHREADED", "0") not in ("", "0"):
-        raise SetupError("MINATO_NO_FREETHREADED is set")
-    found = _first_free_threaded(
+def refused() -> bool:
+    """Whether the user wants to go without a free-threaded one."""
+    return os.environ.get("MINATO_NO_FREETHREADED", "0") not in ("", "0")
+
+
+def known_free_threaded(cache: Cache) -> Interpreter | None:
+    """A free-threaded one that is there already."""
+    if refused():
+        return None
+    return _first_free_threaded(
         (sys.executable, *_on_path(FREE_THREADED_NAMES), *_known_to_uv(), *_built_before(cache))
     )
-    return found or _from_uv(cache) or _built_now(cache)
+
+
+def new_free_threaded(cache: Cache) -> Interpreter:
+    """Ask uv for one, else build one; `SetupError` says why there is none."""
+    if refused():
+        raise SetupError("MINATO_NO_FREETHREADED is set")
+    return _from_uv(cache) or _built_now(cache)
 
 
 def _first_free_threaded(executables: Iterable[str | Path]) -> Interpreter | None:

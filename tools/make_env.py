@@ -1,15 +1,17 @@
-"""Prepares the project's two environments and links them into the checkout.
+"""Prepares the project's environments and links them into the checkout.
 
-``.venv`` runs on free-threaded CPython, ``.venv-gil`` on the machine's own Python. Both lie in a
-cache outside the checkout (see `stages.default_cache`), under a name made from all that they were
-built from, so every checkout with the same requirements shares them. The package itself is in
-neither: run from the checkout's root with ``python -m``, each checkout finds its own code.
+``.venv`` runs on free-threaded CPython, ``.venv-gil`` on the machine's own Python; ``.venv-demo``
+is what of the first the demo needs. They lie in a cache outside the checkout (see
+`stages.default_cache`), under a name made from all that they were built from, so every checkout
+with the same requirements shares them. The package itself is in none of them: run from the
+checkout's root with ``python -m``, each checkout finds its own code.
 
 Standard library only: this is what runs before anything is installed.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -23,8 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debian_source import install_packages
-from interpreters import Interpreter, free_threaded_interpreter, machine_interpreter
-from stages import Cache, SetupError, default_cache, say
+from interpreters import (
+    Interpreter,
+    known_free_threaded,
+    machine_interpreter,
+    new_free_threaded,
+    refused,
+)
+from stages import MARKER, Cache, SetupError, default_cache, say
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 FORMAT = 1  # raise it when what an environment holds changes with the same requirements
@@ -44,19 +52,28 @@ VISION_PINS = {
     (False, (3, 11)): "torchvision==0.29.1",
 }
 
+TO_BE_MADE = Interpreter("", (3, 13), "3.13", free_threaded=True, has_pip=True)
+"""Stands for the free-threaded Python where there is none yet."""
+MAKE_SECONDS = 120  # about, to build it on two cores
+
 
 @dataclasses.dataclass(frozen=True)
-class Requirements:
-    """What goes into one environment."""
+class Layer:
+    """Packages that lie in an environment of their own, which sees those of the layers below it.
 
-    runtime: tuple[str, ...]  # what the package itself needs
-    extras: tuple[str, ...]  # what the demo and the tests need on top
-    frameworks: tuple[str, ...]  # what the package is used with, as far as it can be had
-    peers: tuple[str, ...]  # what the benchmarks compare with, as far as it can be had
+    torch takes minutes and gigabytes, and the frameworks a minute, and both seldom change: a
+    changed tool then costs seconds, and the demo goes without what lies above it.
+    """
+
+    kind: str
+    title: str
+    needed: tuple[str, ...]
+    wanted: tuple[str, ...]  # left out where pip finds no wheel
+    seconds: int  # about, to fill it on two cores, from a near index
 
 
-def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
-    """Read the project's own lists, and pin torch for the interpreter."""
+def layers_for(interpreter: Interpreter, *, lint: bool) -> list[Layer]:
+    """Read the project's own lists, and pin torch for the interpreter; the lowest layer first."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     kind = interpreter.free_threaded, interpreter.version
@@ -66,69 +83,80 @@ def requirements_for(interpreter: Interpreter, *, lint: bool) -> Requirements:
         # Of the others none has a free-threaded wheel: pyyaml and safetensors have none, which they
         # all need.
         frameworks = [line for line in frameworks if line.startswith("monai")]
-    return Requirements(
-        runtime=(*project["dependencies"], *([pin] if pin else [])),
-        extras=(*extras["demo"], *extras["test"], *(extras["lint"] if lint else [])),
-        frameworks=(*frameworks, vision or "torchvision"),
-        peers=tuple(extras["bench"]),
-    )
+    runtime = (*project["dependencies"], *([pin] if pin else []))
+    tools = (*extras["test"], *(extras["lint"] if lint else []))
+    return [
+        Layer("runtime", f"{pin or 'torch'} and the rest of what runs", runtime, (), 90),
+        Layer("demo", "what the demo needs", tuple(extras["demo"]), (), 15),
+        Layer("frameworks", "frameworks", (), (*frameworks, vision or "torchvision"), 30),
+        Layer("env", "tools and peers", tools, tuple(extras["bench"]), 20),
+    ]
 
 
-def make_environment(cache: Cache, interpreter: Interpreter, wanted: Requirements) -> Path:
-    """Build, or find in the cache, the environment for one interpreter.
-
-    torch takes minutes and gigabytes, and the frameworks a minute, so what the package itself needs
-    and they, which seldom change, lie in environments of their own; the one returned sees both
-    through a path file. A changed extra then costs seconds.
-    """
-    layers = [_runtime_environment(cache, interpreter, wanted.runtime)]
-    if wanted.frameworks:
-        layers.append(_frameworks_environment(cache, interpreter, layers[0], wanted.frameworks))
-    # The upper layer's name tells what lies below it.
-    made_from = {"below": layers[-1].name, "extras": wanted.extras, "peers": wanted.peers}
-    folder = _folder(cache, "env", interpreter, made_from)
-    with cache.entry(folder, made_from) as to_build:
-        if to_build:
-            _new_venv(cache, interpreter, folder, layers)
-            label = f"for Python {interpreter.name}"
-            _pip_install(cache, folder, f"install tools {label}", wanted.extras)
-            _install_wheels(cache, folder, "peers", label, wanted.peers)
-    lists = [above / LEFT_OUT for above in (*layers[1:], folder)]
-    if missing := [name for left_out in lists for name in left_out.read_text().split()]:
-        say(f"env: Python {interpreter.name} goes without {', '.join(missing)}: pip found no wheel")
-    return folder
+def demo_layers(interpreter: Interpreter) -> list[Layer]:
+    """What the demo needs: neither frameworks nor tools, nor other loaders."""
+    return layers_for(interpreter, lint=False)[:2]
 
 
-def _runtime_environment(cache: Cache, interpreter: Interpreter, wanted: tuple[str, ...]) -> Path:
-    made_from = {"python": [interpreter.executable, interpreter.build], "runtime": wanted}
-    folder = _folder(cache, "runtime", interpreter, made_from)
-    with cache.entry(folder, made_from) as to_build:
-        if to_build:
-            _new_venv(cache, interpreter, folder)
-            torch = next(line for line in reversed(wanted) if line.startswith("torch"))
-            title = f"install {torch} and the rest of what runs, for Python {interpreter.name}"
-            _pip_install(cache, folder, title, wanted)
-    return folder
+def layer_folders(cache: Cache, interpreter: Interpreter, layers: Sequence[Layer]) -> list[Path]:
+    """The cache entry of each layer; its name is made from all that it and those below it hold."""
+    folders: list[Path] = []
+    for layer in layers:
+        whole = json.dumps([FORMAT, _made_from(interpreter, layer, folders)], sort_keys=True)
+        digest = hashlib.sha256(whole.encode()).hexdigest()
+        name = f"{layer.kind}-{interpreter.name}-{digest[:12]}"
+        folders.append(cache.root / "venvs" / name)
+    return folders
 
 
-def _frameworks_environment(
-    cache: Cache, interpreter: Interpreter, runtime: Path, wanted: tuple[str, ...]
-) -> Path:
-    made_from = {"below": runtime.name, "frameworks": wanted}
-    folder = _folder(cache, "frameworks", interpreter, made_from)
-    with cache.entry(folder, made_from) as to_build:
-        if to_build:
-            _new_venv(cache, interpreter, folder, [runtime])
-            label = f"for Python {interpreter.name}"
-            _install_wheels(cache, folder, "frameworks", label, wanted)
-    return folder
+def _made_from(interpreter: Interpreter, layer: Layer, below: Sequence[Path]) -> dict[str, object]:
+    made_from: dict[str, object] = {layer.kind: layer.needed}
+    if layer.wanted:
+        made_from["wanted"] = layer.wanted
+    if below:
+        return made_from | {"below": below[-1].name}
+    return made_from | {"python": [interpreter.executable, interpreter.build]}
 
 
-def _folder(cache: Cache, kind: str, interpreter: Interpreter, made_from: object) -> Path:
-    """The cache entry for an environment; its name tells all that it is made from."""
-    whole = json.dumps([FORMAT, made_from], sort_keys=True)
-    digest = hashlib.sha256(whole.encode()).hexdigest()
-    return cache.root / "venvs" / f"{kind}-{interpreter.name}-{digest[:12]}"
+def make_environment(cache: Cache, interpreter: Interpreter, layers: Sequence[Layer]) -> Path:
+    """Build, or find in the cache, the layers for one interpreter; the uppermost is returned."""
+    label = f"for Python {interpreter.name}"
+    folders = layer_folders(cache, interpreter, layers)
+    left_out: list[str] = []
+    for number, (layer, folder) in enumerate(zip(layers, folders, strict=True)):
+        below = folders[:number]
+        with cache.entry(folder, _made_from(interpreter, layer, below)) as to_build:
+            if to_build:
+                _new_venv(cache, interpreter, folder, below)
+                if layer.needed:
+                    _pip_install(cache, folder, f"install {layer.title} {label}", layer.needed)
+                if layer.wanted:
+                    _install_wheels(cache, folder, layer.title, label, layer.wanted)
+        if layer.wanted:
+            left_out += (folder / LEFT_OUT).read_text().split()
+    if left_out:
+        say(f"env: Python {interpreter.name} goes without {', '.join(left_out)}: no wheel found")
+    return folders[-1]
+
+
+def still_to_do(
+    cache: Cache, interpreter: Interpreter, layers: Sequence[Layer]
+) -> list[tuple[str, int]]:
+    """What is missing for one interpreter, in words, each with about the seconds that it takes."""
+    label = f"for Python {interpreter.name}"
+    if interpreter is TO_BE_MADE:
+        missing = list(layers)
+        todo = [("get a free-threaded Python, built here if need be", MAKE_SECONDS)]
+    else:
+        folders = layer_folders(cache, interpreter, layers)
+        pairs = zip(layers, folders, strict=True)
+        missing = [layer for layer, folder in pairs if not (folder / MARKER).exists()]
+        todo = []
+    return [*todo, *((f"install {layer.title} {label}", layer.seconds) for layer in missing)]
+
+
+def _time(seconds: int) -> str:
+    return f"about {seconds} s" if seconds < 60 else f"about {round(seconds / 60)} min"
 
 
 def _new_venv(
@@ -201,18 +229,57 @@ def with_pip(cache: Cache, interpreter: Interpreter) -> Interpreter:
     return dataclasses.replace(interpreter, has_pip=True)
 
 
-def prepare(cache: Cache) -> None:
+def announce(what: str, todo: Sequence[tuple[str, int]]) -> None:
+    """Say what is going to be set up, before it begins."""
+    if not todo:
+        return say(f"{what}: all that it needs is set up")
+    total = _time(sum(seconds for _, seconds in todo))
+    say(f"{what}: to be set up first, once, in {total} on two cores:")
+    for words, seconds in todo:
+        say(f"{what}:   {words}: {_time(seconds)}")
+
+
+def prepare_demo(cache: Cache, *, only_say: bool) -> None:
+    """Make the one environment that the demo needs, free-threaded if that can be had."""
+    free = known_free_threaded(cache)
+    own = machine_interpreter() if free is None else None
+    planned = free or (own if own is not None and refused() else TO_BE_MADE)
+    announce("demo", still_to_do(cache, planned, demo_layers(planned)))
+    say("demo: then small trainings are fed by three loaders in turn: about 3 min on two cores")
+    if only_say:
+        return
+    try:
+        chosen = free or new_free_threaded(cache)
+    except SetupError as error:
+        if own is None:
+            raise
+        say_details(error)
+        say(f"demo: no free-threaded Python here, so this runs with the GIL: {error}")
+        chosen = with_pip(cache, own)
+    link(".venv-demo", make_environment(cache, chosen, demo_layers(chosen)))
+
+
+def prepare(cache: Cache, *, only_say: bool) -> None:
     """Make both environments and link them; to have no free-threaded Python is no error."""
-    own = machine_interpreter()
+    own, free = machine_interpreter(), known_free_threaded(cache)
+    planned = [found for found in (own, free) if found is not None]
+    if free is None and not refused():
+        planned.append(TO_BE_MADE)
+    todo: list[tuple[str, int]] = []
+    for one in planned:
+        todo += still_to_do(cache, one, layers_for(one, lint=one is own or own is None))
+    announce("env", todo)
+    if only_say:
+        return
     if own is None:
         say("env: no Python with a GIL on this machine: no .venv-gil")
         link(".venv-gil", None)
     else:
         own = with_pip(cache, own)
-        link(".venv-gil", make_environment(cache, own, requirements_for(own, lint=True)))
+        link(".venv-gil", make_environment(cache, own, layers_for(own, lint=True)))
         say(f"env: .venv-gil: Python {own.name}")
     try:
-        free = free_threaded_interpreter(cache)
+        free = free or new_free_threaded(cache)
     except SetupError as error:
         if own is None:
             raise
@@ -220,7 +287,7 @@ def prepare(cache: Cache) -> None:
         say_details(error)
         say(f"env: no free-threaded Python here, only .venv-gil: {error}")
         return
-    link(".venv", make_environment(cache, free, requirements_for(free, lint=own is None)))
+    link(".venv", make_environment(cache, free, layers_for(free, lint=own is None)))
     say(f"env: .venv: Python {free.name}, free-threaded")
 
 
@@ -236,13 +303,18 @@ def _exit_on_terminate(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    """Prepare everything; one line and a non-zero exit when that fails."""
+    """Prepare what is asked for; one line and a non-zero exit when that fails."""
+    parser = argparse.ArgumentParser(description="Prepares the project's environments.")
+    parser.add_argument("what", nargs="?", choices=("all", "demo"), default="all")
+    parser.add_argument("--plan", action="store_true", help="only say what there is to do")
+    chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, _exit_on_terminate)
     started = time.monotonic()
     cache = Cache(default_cache())
     try:
         with cache.locked():
-            prepare(cache)
+            make = prepare_demo if chosen.what == "demo" else prepare
+            make(cache, only_say=chosen.plan)
     except SetupError as error:
         say_details(error)
         say(f"env: {error}")
@@ -250,7 +322,8 @@ def main() -> int:
     except KeyboardInterrupt:
         say("env: interrupted; what was half-built will not be used")
         return 130
-    say(f"env: ready in {time.monotonic() - started:.1f} s (cache: {cache.root})")
+    if not chosen.plan:
+        say(f"env: ready in {time.monotonic() - started:.1f} s (cache: {cache.root})")
     return 0
 
 

@@ -1,1 +1,1 @@
-"""How runs are measured: one consumer's loop, interleaved rounds, checks, memory, the machine."""
+"""How runs are measured, beside :mod:`minato_async.cli.measure`: rounds, checks, the machine."""

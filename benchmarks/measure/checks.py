@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from benchmarks.measure.epoch import Receipt
+from minato_async.cli.measure.epoch import Receipt
 
 
 class CheckFailed(AssertionError):

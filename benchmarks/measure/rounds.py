@@ -1,20 +1,18 @@
-"""Rounds of several contenders, interleaved in one process.
-
-In each round every contender runs once, so that what changes on the machine over minutes meets all
-of them alike; the one that starts moves on by one each round, so that none always follows the same
-other.
-"""
+"""Rounds of several contenders, interleaved in one process."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.settle import Settler
-from benchmarks.measure.statistics import Spread, spread
 from benchmarks.report import Report
+from minato_async.cli.measure import rounds as shared
+from minato_async.cli.measure.epoch import Epoch
+
+Row = shared.Row[Epoch]
+Rows = dict[str, Row]
 
 
 @dataclass(frozen=True)
@@ -30,26 +28,6 @@ class Contender:
     rounds: int | None = None
 
 
-@dataclass
-class Row:
-    """The rounds of one contender; ``error`` says why it failed, if it did."""
-
-    name: str
-    epochs: list[Epoch] = field(default_factory=list)
-    error: str | None = None
-
-    def values(self, of: Callable[[Epoch], float]) -> list[float]:
-        """One number of every round; none when the row failed, so that no figure uses it."""
-        return [] if self.error else [of(epoch) for epoch in self.epochs]
-
-    def spread(self, of: Callable[[Epoch], float]) -> Spread:
-        """Median and spread of one number over the rounds."""
-        return spread(self.values(of))
-
-
-Rows = dict[str, Row]
-
-
 def interleave(contenders: Sequence[Contender], rounds: int, report: Report, work: str) -> Rows:
     """Run ``rounds`` rounds and return the rows by contender's name.
 
@@ -58,14 +36,12 @@ def interleave(contenders: Sequence[Contender], rounds: int, report: Report, wor
     """
     rows: Rows = {contender.name: Row(contender.name) for contender in contenders}
     settler = Settler()
-    for number in range(rounds):
-        turn = number % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
-            row = rows[contender.name]
-            if row.error is None and (contender.rounds is None or number < contender.rounds):
-                _run_one(contender, row, settler, report, f"{work}, round {number + 1}/{rounds}")
+    for number, contender in shared.turns(contenders, rounds):
+        row = rows[contender.name]
+        if row.error is None and (contender.rounds is None or number < contender.rounds):
+            _run_one(contender, row, settler, report, f"{work}, round {number + 1}/{rounds}")
     report.raw[work] = {
-        row.name: {"error": row.error, "epochs": [epoch.as_json() for epoch in row.epochs]}
+        row.name: {"error": row.error, "epochs": [epoch.as_json() for epoch in row.found]}
         for row in rows.values()
     }
     return rows
@@ -81,5 +57,5 @@ def _run_one(contender: Contender, row: Row, settler: Settler, report: Report, w
         report.progress(traceback.format_exc())
         report.note(f"{contender.name} failed ({where}): {row.error}")
         return
-    row.epochs.append(epoch)
+    row.found.append(epoch)
     report.progress(f"{where}: {contender.name} {epoch.seconds:.3f} s, {epoch.rate:.1f} samples/s")

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_most
 from benchmarks.limits import share, sleeping_limit
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import Row, interleave
-from benchmarks.measure.statistics import differences
 from benchmarks.peers.executor_pool import EXECUTOR_POOL
 from benchmarks.peers.minato import MINATO_READY
 from benchmarks.peers.nodes import NODES
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.neighbours import on_cores
 from benchmarks.workloads.paper import WORKLOADS, scaled
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.statistics import differences
+from minato_async.cli.measure.table import Table
 
 CORES = 2
 WORKERS = 12

@@ -23,13 +23,14 @@ from typing import Any
 
 from benchmarks.figures import at_most
 from benchmarks.measure.checks import check_receipt
-from benchmarks.measure.epoch import Receipt, consume, read_costed
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.guard import ConcurrencyGuard
 from benchmarks.workloads.halves import Halves
 from benchmarks.workloads.paper import WORKLOADS, scaled
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Receipt, consume, read_costed
+from minato_async.cli.measure.table import Table
 
 WORKERS = 8
 BATCH_SIZE = 24

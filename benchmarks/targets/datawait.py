@@ -19,17 +19,18 @@ from typing import Any
 
 from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_most
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import interleave
 from benchmarks.peers.base import PREFETCH_FACTOR, Peer, Plan
 from benchmarks.peers.minato import MAX_WORKERS, MINATO_ADAPTS, MINATO_READY, load
 from benchmarks.peers.nodes import NODES
 from benchmarks.peers.spdl_pipeline import SPDL
 from benchmarks.peers.torch_loader import TORCH, TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.paper import WORKLOADS, scaled
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.table import Table
 
 WORKERS = 8
 BATCH_SIZE = 8

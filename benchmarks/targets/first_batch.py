@@ -10,16 +10,17 @@ from __future__ import annotations
 from benchmarks.contest import costed, present
 from benchmarks.figures import at_most
 from benchmarks.limits import list_schedule
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import Rows, interleave
 from benchmarks.peers.minato import MINATO_READY, MINATO_STRICT
 from benchmarks.peers.nodes import NODES, NODES_IN_ORDER
 from benchmarks.peers.spdl_pipeline import SPDL, SPDL_INPUT
 from benchmarks.peers.torch_loader import TORCH, TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.costs import uniform
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.table import Table
 
 WORKERS = 12
 BATCH_SIZE = 32

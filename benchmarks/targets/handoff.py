@@ -20,20 +20,21 @@ from typing import Any
 from benchmarks.contest import present
 from benchmarks.figures import at_least, at_most
 from benchmarks.measure.checks import CheckFailed, check_receipt
-from benchmarks.measure.epoch import Epoch, consume, read_costed
 from benchmarks.measure.pauses import PauseWatch
 from benchmarks.measure.rounds import Contender, Row, interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.peers.minato import load
 from benchmarks.peers.nodes import NODES
 from benchmarks.peers.spdl_pipeline import SPDL
 from benchmarks.peers.torch_loader import TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.guard import ConcurrencyGuard
 from benchmarks.workloads.sleeping import Sleeping
 from benchmarks.workloads.stuck import one_in
+from minato_async.cli.measure.epoch import Epoch, consume, read_costed
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 
 WORKERS, MOST = 4, 32
 BATCH_SIZE = 32

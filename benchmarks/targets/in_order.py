@@ -9,17 +9,18 @@ from __future__ import annotations
 from benchmarks.contest import costed, present
 from benchmarks.figures import at_least
 from benchmarks.limits import list_schedule, share, sleeping_limit
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import Row, interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.minato import MINATO_STRICT
 from benchmarks.peers.nodes import NODES, NODES_IN_ORDER
 from benchmarks.peers.spdl_pipeline import SPDL, SPDL_INPUT
 from benchmarks.peers.torch_loader import TORCH, TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.costs import rare_slow
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 
 WORKERS = 12
 BATCH_SIZE = 32

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from benchmarks.figures import at_most
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from minato_async.cli.measure.table import Table
 from minato_async.seeding import SampleStreams, epoch_seed, install, seed_in_epoch
 
 SAMPLES = 200

@@ -15,17 +15,18 @@ from typing import Any
 from benchmarks.contest import present
 from benchmarks.figures import at_most
 from benchmarks.measure.checks import CheckFailed
-from benchmarks.measure.child import call_in_child
-from benchmarks.measure.memory import MB, of_tree
-from benchmarks.measure.statistics import spread
 from benchmarks.peers.base import PREFETCH_FACTOR, Peer, Plan
 from benchmarks.peers.minato import MINATO
 from benchmarks.peers.nodes import NODES_IN_ORDER
 from benchmarks.peers.spdl_pipeline import SPDL_INPUT
 from benchmarks.peers.torch_loader import TORCH
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.crowd import Crowd
+from minato_async.cli.measure.child import call_in_child
+from minato_async.cli.measure.memory import MB, of_tree
+from minato_async.cli.measure.statistics import spread
+from minato_async.cli.measure.table import Table
 
 BATCH_SIZE = 32
 FEW = 2

@@ -16,17 +16,18 @@ import sysconfig
 
 from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_least
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.bare_pool import BARE_POOL
 from benchmarks.peers.base import Peer
 from benchmarks.peers.minato import MINATO_PROCESSES, MINATO_STRICT
 from benchmarks.peers.torch_loader import TORCH
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.neighbours import busy_neighbours, on_cores
 from benchmarks.workloads.photos import Photos, encode
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 
 CORES = 2
 WORKERS = 2

@@ -21,16 +21,17 @@ import torch
 
 from benchmarks.figures import at_least, at_most
 from benchmarks.measure.checks import check_receipt
-from benchmarks.measure.epoch import Epoch, Receipt, consume
 from benchmarks.measure.rounds import Contender, Row, Rows, interleave
-from benchmarks.measure.statistics import Spread, paired
 from benchmarks.peers.bare_pool import BARE_POOL
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.peers.minato import load
 from benchmarks.peers.torch_loader import TORCH
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.pipelines import IMAGENET, PIPELINES, Applied, Pipeline
+from minato_async.cli.measure.epoch import Epoch, Receipt, consume
+from minato_async.cli.measure.statistics import Spread, paired
+from minato_async.cli.measure.table import Table
 from minato_async.gil_watch import gil_is_on
 
 WORKERS = 2

@@ -20,21 +20,22 @@ from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_least
 from benchmarks.limits import share, sleeping_limit
 from benchmarks.measure.checks import check_receipt
-from benchmarks.measure.child import call_in_child
-from benchmarks.measure.epoch import Epoch, consume, count_tensor, read_indexed
-from benchmarks.measure.memory import MB, of_tree
 from benchmarks.measure.rounds import Contender, Row, Rows, interleave
-from benchmarks.measure.statistics import paired, spread
 from benchmarks.peers.base import PREFETCH_FACTOR, Peer, Plan
 from benchmarks.peers.minato import MINATO_PROCESSES, MINATO_PROCESSES_READY
 from benchmarks.peers.torch_loader import TORCH, TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.targets.trivial import IMAGES, Work
 from benchmarks.workloads.costs import bimodal
 from benchmarks.workloads.guard import ConcurrencyGuard
 from benchmarks.workloads.ready import CheckedTensors, ReadyTensors
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.child import call_in_child
+from minato_async.cli.measure.epoch import Epoch, consume, count_tensor, read_indexed
+from minato_async.cli.measure.memory import MB, of_tree
+from minato_async.cli.measure.statistics import paired, spread
+from minato_async.cli.measure.table import Table
 
 WORKERS = 2
 ROUNDS = 5

@@ -13,9 +13,10 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from benchmarks.figures import at_most
-from benchmarks.measure.statistics import spread
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from minato_async.cli.measure.statistics import spread
+from minato_async.cli.measure.table import Table
 from minato_async.replica import Code, Replica
 
 ROUNDS = 21

@@ -20,11 +20,12 @@ from itertools import pairwise
 from benchmarks.figures import Figure, at_least
 from benchmarks.measure.pauses import PauseWatch
 from benchmarks.measure.settle import Settler
-from benchmarks.measure.statistics import Spread, paired, spread
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.busy import calibrate, python_work
 from benchmarks.workloads.changing import Changing, Phase
+from minato_async.cli.measure.statistics import Spread, paired, spread
+from minato_async.cli.measure.table import Table
 
 BATCH_SIZE = 8
 ADAPTS = 3.0

@@ -16,21 +16,22 @@ from functools import partial
 from benchmarks.contest import costed, present
 from benchmarks.figures import Figure, at_least
 from benchmarks.limits import cpu_limit, list_schedule, share, sleeping_limit
-from benchmarks.measure.epoch import Epoch
 from benchmarks.measure.rounds import Row, Rows, interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.bare_pool import BARE_POOL
 from benchmarks.peers.base import Peer
 from benchmarks.peers.minato import MINATO_DIVERTS, MINATO_READY
 from benchmarks.peers.nodes import NODES
 from benchmarks.peers.spdl_pipeline import SPDL
 from benchmarks.peers.torch_loader import TORCH, TORCH_READY
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.busy import WORKS, Busy, calibrate
 from benchmarks.workloads.costs import bimodal
 from benchmarks.workloads.halves import Halves
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import Epoch
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 from minato_async.cpus import cpu_quota
 
 BATCH_SIZE = 32

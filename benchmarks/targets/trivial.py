@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from benchmarks.contest import present
 from benchmarks.figures import at_least
 from benchmarks.measure.checks import check_receipt
-from benchmarks.measure.epoch import Epoch, consume, count_tensor, read_indexed
 from benchmarks.measure.rounds import Contender, Row, Rows, interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.peers.minato import MINATO
 from benchmarks.peers.torch_loader import TORCH, TORCH_CALLER
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.guard import ConcurrencyGuard
 from benchmarks.workloads.ready import CheckedTensors, ReadyTensors
+from minato_async.cli.measure.epoch import Epoch, consume, count_tensor, read_indexed
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 
 WORKERS = 2
 ROUNDS = 5

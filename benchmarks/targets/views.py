@@ -13,15 +13,16 @@ from typing import Any
 from benchmarks.contest import present
 from benchmarks.figures import Figure, at_most
 from benchmarks.measure.checks import CheckFailed, check_receipt
-from benchmarks.measure.epoch import Epoch, Receipt, consume, read_indexed
 from benchmarks.measure.rounds import Contender, Row, interleave
-from benchmarks.measure.statistics import paired
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.peers.minato import MINATO_PROCESSES
 from benchmarks.peers.torch_loader import TORCH
-from benchmarks.report import Report, Table
+from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from benchmarks.workloads.views import KINDS, ROWS, Kind, Views
+from minato_async.cli.measure.epoch import Epoch, Receipt, consume, read_indexed
+from minato_async.cli.measure.statistics import paired
+from minato_async.cli.measure.table import Table
 
 WORKERS = 2
 BATCH_SIZE = 16

@@ -10,9 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.contest import costed
 from benchmarks.measure.checks import CheckFailed, check_exactly_once, check_order, check_receipt
-from benchmarks.measure.epoch import NoBatch, Receipt, consume, read_costed
 from benchmarks.measure.rounds import Contender, Row, interleave
-from benchmarks.measure.statistics import differences, paired
 from benchmarks.peers.bare_pool import BARE_POOL
 from benchmarks.peers.base import Peer, Plan
 from benchmarks.peers.executor_pool import EXECUTOR_POOL
@@ -23,6 +21,8 @@ from benchmarks.report import Report
 from benchmarks.workloads.costs import uniform
 from benchmarks.workloads.guard import ConcurrencyGuard
 from benchmarks.workloads.sleeping import Sleeping
+from minato_async.cli.measure.epoch import NoBatch, Receipt, consume, read_costed
+from minato_async.cli.measure.statistics import differences, paired
 
 LENGTH = 40
 BATCH_SIZE = 8
@@ -160,7 +160,7 @@ def test_a_peer_with_more_workers_than_it_says_fails_its_row_and_the_others_go_o
         "meeting",
     )
     assert rows["greedy"].error == "CheckFailed: 4 samples ran at once with 2 workers"
-    assert len(rows[BARE_POOL.name].epochs) == 2
+    assert len(rows[BARE_POOL.name].found) == 2
     assert any("greedy failed" in note for note in report.notes)
     assert math.isnan(
         paired(

@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks import cli
 from benchmarks.figures import Line, at_least, at_most, parse_line
-from benchmarks.measure.child import call_in_child, interpreter
 from benchmarks.registry import find_targets
 from benchmarks.report import Report
 from benchmarks.target import Options, Target
+from minato_async.cli.measure.child import call_in_child, interpreter
 from tests.forked import Ended, run_cases
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.figures import at_least, at_most, format_line, parse_line
 from benchmarks.limits import cpu_limit, list_schedule, share, sleeping_limit
-from benchmarks.measure.epoch import Epoch, Receipt
-from benchmarks.measure.statistics import paired, spread
 from benchmarks.workloads.costs import bimodal, rare_slow
+from minato_async.cli.measure.epoch import Epoch, Receipt
+from minato_async.cli.measure.statistics import paired, spread
 
 
 def test_sleeping_limit_is_the_sum_over_the_workers() -> None:

@@ -26,7 +26,7 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
 
 def test_a_missing_package_is_named_and_so_is_the_cure() -> None:
     program = (
-        "import sys; sys.modules['rich'] = None\n"
+        "import sys; sys.modules['tqdm'] = None\n"
         "from minato_async.cli import main; sys.exit(main(['demo', '--quick']))"
     )
     done = subprocess.run(
@@ -34,7 +34,7 @@ def test_a_missing_package_is_named_and_so_is_the_cure() -> None:
     )
 
     assert done.returncode == 2
-    assert "this needs 'rich'" in done.stderr
+    assert "this needs 'tqdm'" in done.stderr
     assert "pip install 'minato-async[demo]'" in done.stderr
     assert "Traceback" not in done.stderr
 

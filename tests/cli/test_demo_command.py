@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 from minato_async.cli import main
-from minato_async.cli.demo.child_process import Measurement, MeasurementError, run_child
-from minato_async.cli.demo.messages import Task
+from minato_async.cli.demo.command import train_in_child
+from minato_async.cli.demo.options import LOADERS
+from minato_async.cli.demo.training import Task, Training
 from minato_async.cli.machine import gil_state
+from minato_async.cli.measure.child import ChildFailed
 
 TINY = ("--samples", "12", "--batch-size", "4", "--epochs", "1", "--workers", "2")
 COMMAND = (sys.executable, "-m", "minato_async.cli", "demo")
@@ -31,11 +33,11 @@ def test_the_table(pictures: Path) -> None:
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout), "control characters in a pipe"
-    cells = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
-    names = [row[1].strip() for row in cells]
-    assert names[-2:] == ["torch in order", "MinatoLoader"]
-    for row in cells[-2:]:
-        speed, first, wait, gap, memory, loss, right = (cell.strip() for cell in row[2:-1])
+    cells = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()]
+    table = {row[0]: row[1:] for row in cells if row[0] in LOADERS.values()}
+    assert list(table) == ["torch in order", "MinatoLoader"]
+    for row in table.values():
+        speed, first, wait, gap, memory, loss, right = row
         assert float(speed.replace(",", "")) > 0
         assert float(first) > 0
         assert 0 <= float(wait) <= 100
@@ -89,23 +91,24 @@ def test_arguments_that_make_no_sense(
 def test_a_child_that_fails_says_why(pictures: Path) -> None:
     task = Task("torch", (str(pictures / "picture0.png"), "absent.png"), 1, 1, 4, 8, 1)
 
-    with pytest.raises(MeasurementError, match=r"FileNotFoundError.*absent\.png"):
-        run_child(task, on_batch=lambda batches: None)
+    with pytest.raises(ChildFailed, match=r"FileNotFoundError.*absent\.png") as failed:
+        train_in_child(task, on_batch=lambda batches: None)
+    assert failed.value.reason == str(failed.value).splitlines()[-1]
 
 
 def test_a_loader_that_fails_is_named_and_the_others_are_reported(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @functools.cache  # once for both rounds: a child takes seconds to import torch
-    def run_torch(task: Task) -> Measurement:
-        return run_child(task, on_batch=lambda batches: None)
+    def train_torch(task: Task) -> Training:
+        return train_in_child(task, on_batch=lambda batches: None)
 
-    def fail_minato(task: Task, on_batch: Callable[[int], None]) -> Measurement:
+    def fail_minato(task: Task, on_batch: Callable[[int], None]) -> Training:
         if task.loader == "minato":
-            raise MeasurementError("[red] is out of order")
-        return run_torch(task)
+            raise ChildFailed("somewhere\n[red] is out of order")
+        return train_torch(task)
 
-    monkeypatch.setattr("minato_async.cli.demo.command.run_child", fail_minato)
+    monkeypatch.setattr("minato_async.cli.demo.command.train_in_child", fail_minato)
     arguments = [*TINY, "--rounds", "2", "--loaders", "minato,torch", "--photos", str(pictures)]
 
     assert main(["demo", *arguments]) == 1
@@ -113,8 +116,8 @@ def test_a_loader_that_fails_is_named_and_the_others_are_reported(
     assert "1/4 MinatoLoader: failed\n" in output
     assert "4/4 MinatoLoader: left out, it failed before\n" in output
     assert "MinatoLoader failed: [red] is out of order\n" in output
-    assert re.search(r"│ MinatoLoader +│ +– │", output)
-    assert re.search(r"│ torch in order +│ [\d.,]+ ±[\d.,]+ │", output)
+    assert re.search(r"^  MinatoLoader( +–){7}$", output, re.M)
+    assert re.search(r"^  torch in order +[\d.,]+ ±[\d.,]+  +[\d.,]+ ", output, re.M)
     assert "torch in order fed the training" in output
 
 
@@ -123,8 +126,8 @@ def test_a_child_that_hangs_is_ended_with_its_workers(pictures: Path, tmp_path: 
     os.mkfifo(pipe)  # Opening it waits for a writer, who never comes.
     paths = (str(pictures / "picture0.png"), str(pipe))
 
-    with pytest.raises(MeasurementError, match="no sign of life for 8 s"):
-        run_child(Task("torch", paths, 2, 1, 4, 8, 1), lambda batches: None, silence=8)
+    with pytest.raises(ChildFailed, match="no sign of life for 8 s"):
+        train_in_child(Task("torch", paths, 2, 1, 4, 8, 1), lambda batches: None, silence=8)
 
     assert psutil.Process().children(recursive=True) == []
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from minato_async.cli.demo.memory import PeakMemory, can_see_shared_memory
+from minato_async.cli.measure.memory import PeakMemory, can_see_shared_memory
 
 pytestmark = pytest.mark.skipif(
     not can_see_shared_memory(), reason="this system does not tell how pages are shared"
@@ -39,8 +39,8 @@ def running(program: str) -> Iterator[subprocess.Popen[str]]:
 def peak(program: str) -> float:
     """Return the MiB that a program's processes use when it says that it is ready."""
     with running(program) as process:
-        memory = PeakMemory(process.pid)
-        with memory:
+        memory = PeakMemory()
+        with memory.watch(process.pid):
             pass  # It looks at least once.
     return memory.peak / MIB
 
@@ -70,9 +70,10 @@ def test_what_each_worker_has_for_itself_counts_for_each() -> None:
 
 
 def test_a_process_that_is_gone_ends_the_watch() -> None:
+    memory = PeakMemory()
     with running(WAIT) as process:
-        memory = PeakMemory(process.pid)
-    with memory:
+        pass
+    with memory.watch(process.pid):
         pass
 
     assert memory.peak == 0

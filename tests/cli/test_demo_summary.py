@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from minato_async.cli.demo.child_process import Measurement
-from minato_async.cli.demo.messages import Result
+from minato_async.cli.demo.options import LOADERS
 from minato_async.cli.demo.summary import (
     FIRST_BATCH,
     GAP,
@@ -17,7 +16,7 @@ from minato_async.cli.demo.summary import (
     complaints,
     sentence,
 )
-from minato_async.cli.demo.training import Seen
+from minato_async.cli.demo.training import Training
 
 
 def measured(
@@ -27,9 +26,9 @@ def measured(
     memory: int = 500,
     checksum: int = 1,
     at_once: int = 2,
-) -> Measurement:
+) -> Training:
     seconds = 100 / speed
-    seen = Seen(
+    return Training(
         samples=100,
         batches=10,
         seconds=seconds,
@@ -38,12 +37,17 @@ def measured(
         gaps=[0.1] * 9,
         most_at_once=at_once,
         checksum=checksum,
+        loss=0.0,
+        accuracy=0.0,
+        gil="off",
+        device="CPU",
+        threads=1,
+        peak_memory=memory * 2**20,
     )
-    return Measurement(Result(seen, gil="off", device="CPU", threads=1), memory * 2**20)
 
 
 def row(loader: str, *speeds: float) -> Row:
-    return Row(loader, [measured(speed) for speed in speeds])
+    return Row(LOADERS[loader], [measured(speed) for speed in speeds])
 
 
 def rows(**speeds: Sequence[float]) -> dict[str, Row]:
@@ -68,8 +72,8 @@ def test_only_what_the_rounds_leave_no_doubt_of_is_decided(
 
 
 def test_less_time_is_better() -> None:
-    quick = Row("minato", [measured(100, first=0.2), measured(100, first=0.21)])
-    slow = Row("torch", [measured(100, first=0.4), measured(100, first=0.5)])
+    quick = Row(LOADERS["minato"], [measured(100, first=0.2), measured(100, first=0.21)])
+    slow = Row(LOADERS["torch"], [measured(100, first=0.4), measured(100, first=0.5)])
 
     assert compare(quick, slow, FIRST_BATCH) is Verdict.BETTER
     assert best_row([slow, quick], FIRST_BATCH) is quick
@@ -108,7 +112,9 @@ def test_each_other_column_is_told_as_it_is() -> None:
     mine = [measured(100, first=0.2, waited=0.6, memory=500 + i) for i in range(2)]
     theirs = [measured(100, first=0.4, waited=0.5, memory=499 + i) for i in range(2)]
 
-    text = sentence({"minato": Row("minato", mine), "torch": Row("torch", theirs)})
+    text = sentence(
+        {"minato": Row(LOADERS["minato"], mine), "torch": Row(LOADERS["torch"], theirs)}
+    )
 
     assert "; it was better in first batch (0.20 against 0.40 s)" in text
     assert "; it was worse in data wait (60.0 against 50.0 %)" in text
@@ -135,9 +141,9 @@ def test_without_minato_or_without_anything_to_compare() -> None:
 
 def test_an_epoch_of_one_batch_has_no_gap() -> None:
     lonely = measured(100)
-    lonely.result.seen.gaps.clear()
+    lonely.gaps.clear()
 
-    mine, theirs = Row("minato", [lonely, lonely]), row("torch", 100, 100)
+    mine, theirs = Row(LOADERS["minato"], [lonely, lonely]), row("torch", 100, 100)
 
     assert compare(mine, theirs, GAP) is Verdict.UNDECIDED
     assert "p99 gap (– against 100 ms)" in sentence({"minato": mine, "torch": theirs})
@@ -147,11 +153,11 @@ def test_unequal_work_is_complained_of() -> None:
     fair = rows(order=(100, 101), minato=(100, 101))
     assert complaints(fair, workers=2) == []
 
-    other_pixels = {**fair, "minato": Row("minato", [measured(100, checksum=2)])}
+    other_pixels = {**fair, "minato": Row(LOADERS["minato"], [measured(100, checksum=2)])}
     (complaint,) = complaints(other_pixels, workers=2)
     assert complaint.startswith("the trainings did not see the same samples")
 
-    too_many = {**fair, "minato": Row("minato", [measured(100, at_once=3)])}
+    too_many = {**fair, "minato": Row(LOADERS["minato"], [measured(100, at_once=3)])}
     assert complaints(too_many, workers=2) == [
         "MinatoLoader made up to 3 samples at once, with 2 workers agreed"
     ]

@@ -16,14 +16,13 @@ import pytest
 
 from minato_async.cli.demo.dataset import PhotoCrops
 from minato_async.cli.demo.loaders import make_loader
-from minato_async.cli.demo.messages import Task
 from minato_async.cli.demo.options import LOADERS
-from minato_async.cli.demo.training import Seen, most_at_once
+from minato_async.cli.demo.training import Task, Training, most_at_once
 
 #: Loader, workers, epochs and samples of a training.
 Kind = tuple[str, int, int, int]
 #: What each saw, and the seconds that it took.
-Trained = dict[Kind, tuple[Seen, float]]
+Trained = dict[Kind, tuple[Training, float]]
 
 ONE_WORKER, TWO_WORKERS = ("torch", 1, 1, 24), ("torch", 2, 1, 24)
 LONG, ONE_SAMPLE_LESS = ("minato", 2, 4, 60), ("minato", 2, 4, 59)
@@ -48,7 +47,7 @@ def trained(same_pictures: Path) -> Trained:
         timeout=270,
     )
     assert done.returncode == 0, done.stderr
-    found = [(Seen(**seen), seconds) for seen, seconds in json.loads(done.stdout)]
+    found = [(Training(**seen), seconds) for seen, seconds in json.loads(done.stdout)]
     return dict(zip(KINDS, found, strict=True))
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
 
-from minato_async.cli.demo.child import measure
-from minato_async.cli.demo.messages import Task
+from minato_async.cli.demo.training import measure
 
 if __name__ == "__main__":
     done = []
     for fields in json.load(sys.stdin):
         begin = time.perf_counter()
-        seen = measure(Task(**fields), sys.stderr).seen
-        done.append((asdict(seen), time.perf_counter() - begin))
+        seen = measure(**fields)
+        done.append((seen, time.perf_counter() - begin))
     json.dump(done, sys.stdout)

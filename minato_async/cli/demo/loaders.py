@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from minato_async.cli.demo.dataset import PhotoCrops
@@ -24,22 +23,13 @@ def make_loader(name: str, dataset: PhotoCrops, batch_size: int, workers: int) -
     Raises:
         ValueError: No loader has this name.
     """
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}
     if name == "torch":
-        return DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=workers)
+        return DataLoader(dataset, **options)
     if name == "torch-any-order":
-        return DataLoader(
-            dataset, batch_size=batch_size, shuffle=True, num_workers=workers, in_order=False
-        )
+        return DataLoader(dataset, in_order=False, **options)
     if name == "minato":
         from minato_async import MinatoLoader
 
-        loader: DataLoader[Any] = MinatoLoader(
-            dataset, batch_size=batch_size, shuffle=True, num_workers=workers, in_order=False
-        )
-        return loader
+        return MinatoLoader(dataset, in_order=False, **options)
     raise ValueError(f"no loader {name!r}")
-
-
-def pick_device() -> torch.device:
-    """Return where to train: CUDA if it is there, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -63,11 +63,7 @@ _QUICK = _Sizes(epochs=1, batch_size=8, samples=40, rounds=1)
 
 
 def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the ``demo`` subcommand.
-
-    Args:
-        commands: What ``ArgumentParser.add_subparsers`` returned.
-    """
+    """Add the ``demo`` subcommand."""
     parser = commands.add_parser(
         "demo",
         help="train a small network on real photos under each loader and compare them",
@@ -117,11 +113,7 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def options_from(arguments: argparse.Namespace) -> DemoOptions:
-    """Turn parsed arguments into options.
-
-    Args:
-        arguments: What the parser with `add_demo_parser`'s subcommand returned.
-    """
+    """Turn parsed arguments into options."""
     sizes = _QUICK if arguments.quick else _FULL
     return DemoOptions(
         workers=arguments.workers,

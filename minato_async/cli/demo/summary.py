@@ -8,8 +8,11 @@ from enum import Enum
 
 import numpy as np
 
-from minato_async.cli.demo.child_process import Measurement
-from minato_async.cli.demo.options import LOADERS
+from minato_async.cli.demo.training import Training
+from minato_async.cli.measure import rounds
+
+Row = rounds.Row[Training]
+"""All trainings of one loader, one per round."""
 
 # Medians closer than this are called equal, even if every round agrees on who is ahead.
 _SAME = 0.01
@@ -23,14 +26,14 @@ class Metric:
         title: What it is, for people.
         unit: In what; empty for a number without one.
         digits: Digits after the point.
-        of: Takes it from a measurement.
+        of: Takes it from a training.
         more_is_better: Whether the higher value is the better one.
     """
 
     title: str
     unit: str
     digits: int
-    of: Callable[[Measurement], float]
+    of: Callable[[Training], float]
     more_is_better: bool = False
 
     def text(self, value: float) -> str:
@@ -38,77 +41,26 @@ class Metric:
         return "–" if math.isnan(value) else f"{value:,.{self.digits}f}"
 
 
-def _samples_per_second(measured: Measurement) -> float:
-    return measured.result.seen.samples / measured.result.seen.seconds
+def _p99_gap(training: Training) -> float:
+    return 1000 * float(np.percentile(training.gaps, 99)) if training.gaps else float("nan")
 
 
-def _first_batch(measured: Measurement) -> float:
-    return statistics.median(measured.result.seen.first_batch)
-
-
-def _waited(measured: Measurement) -> float:
-    return 100 * measured.result.seen.waited / measured.result.seen.seconds
-
-
-def _p99_gap(measured: Measurement) -> float:
-    gaps = measured.result.seen.gaps
-    return 1000 * float(np.percentile(gaps, 99)) if gaps else float("nan")
-
-
-def _peak_memory(measured: Measurement) -> float:
-    return measured.peak_memory / 2**20
-
-
-def _loss(measured: Measurement) -> float:
-    return measured.result.seen.loss
-
-
-def _right(measured: Measurement) -> float:
-    return 100 * measured.result.seen.accuracy
-
-
-SPEED = Metric("samples/s", "", 1, _samples_per_second, more_is_better=True)
-FIRST_BATCH = Metric("first batch", "s", 2, _first_batch)
-WAITED = Metric("data wait", "%", 1, _waited)
+SPEED = Metric("samples/s", "", 1, lambda t: t.samples / t.seconds, more_is_better=True)
+FIRST_BATCH = Metric("first batch", "s", 2, lambda t: statistics.median(t.first_batch))
+WAITED = Metric("data wait", "%", 1, lambda t: 100 * t.waited / t.seconds)
 GAP = Metric("p99 gap", "ms", 0, _p99_gap)
-MEMORY = Metric("peak memory", "MiB", 0, _peak_memory)
+MEMORY = Metric("peak memory", "MiB", 0, lambda t: t.peak_memory / 2**20)
 METRICS = (SPEED, FIRST_BATCH, WAITED, GAP, MEMORY)
 """The columns of the table in which loaders are compared, in order."""
 
-LOSS = Metric("loss", "", 2, _loss)
-RIGHT = Metric("right", "%", 0, _right, more_is_better=True)
+LOSS = Metric("loss", "", 2, lambda t: t.loss)
+RIGHT = Metric("right", "%", 0, lambda t: 100 * t.accuracy, more_is_better=True)
 """What became of the training, to be seen and not compared: no loader is to make a difference."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """All measurements of one loader.
-
-    Attributes:
-        loader: Key of `options.LOADERS`.
-        rounds: One measurement per round.
-    """
-
-    loader: str
-    rounds: Sequence[Measurement]
-
-    @property
-    def title(self) -> str:
-        """The loader's name, for people."""
-        return LOADERS[self.loader]
-
-    def values(self, metric: Metric) -> list[float]:
-        """Return the metric's value of each round."""
-        return [metric.of(measured) for measured in self.rounds]
-
-    def median(self, metric: Metric) -> float:
-        """Return the metric's median over the rounds."""
-        return statistics.median(self.values(metric))
-
-    def spread(self, metric: Metric) -> float:
-        """Return half the distance between the highest and the lowest round."""
-        values = self.values(metric)
-        return (max(values) - min(values)) / 2
+def median(row: Row, metric: Metric) -> float:
+    """Return the metric's median over the rounds."""
+    return row.spread(metric.of).median
 
 
 class Verdict(Enum):
@@ -125,16 +77,11 @@ def compare(row: Row, other: Row, metric: Metric) -> Verdict:
     Only where the rounds leave no doubt: the worst round of the one is better than the best of
     the other, and the medians are not practically the same. From one round no spread is known,
     so nothing is decided.
-
-    Args:
-        row: The loader that is judged.
-        other: What it is judged against.
-        metric: In what.
     """
-    if min(len(row.rounds), len(other.rounds)) < 2:
+    if min(len(row.found), len(other.found)) < 2:
         return Verdict.UNDECIDED
-    mine, theirs = row.values(metric), other.values(metric)
-    if abs(row.median(metric) - other.median(metric)) <= _SAME * abs(other.median(metric)):
+    mine, theirs = row.values(metric.of), other.values(metric.of)
+    if abs(median(row, metric) - median(other, metric)) <= _SAME * abs(median(other, metric)):
         return Verdict.UNDECIDED
     if not metric.more_is_better:
         mine, theirs = [-value for value in mine], [-value for value in theirs]
@@ -146,12 +93,7 @@ def compare(row: Row, other: Row, metric: Metric) -> Verdict:
 
 
 def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
-    """Return the loader that is better than each of the others, None if there is none.
-
-    Args:
-        rows: The loaders.
-        metric: In what.
-    """
+    """Return the loader that is better than each of the others, None if there is none."""
     for row in rows:
         others = [other for other in rows if other is not row]
         if others and all(compare(row, other, metric) is Verdict.BETTER for other in others):
@@ -164,17 +106,14 @@ def sentence(rows: Mapping[str, Row]) -> str:
 
     MinatoLoader is held against the faster of torch's loaders. Without MinatoLoader the
     faster of the loaders is held against the next.
-
-    Args:
-        rows: The measured loaders by their keys in `options.LOADERS`.
     """
-    by_speed = sorted(rows.values(), key=lambda row: row.median(SPEED), reverse=True)
+    by_speed = sorted(rows.values(), key=lambda row: median(row, SPEED), reverse=True)
     if not by_speed:
         return "No loader came to its end, so there is nothing to compare."
     if len(by_speed) == 1:
         (row,) = by_speed
         return (
-            f"{row.title} fed the training {SPEED.text(row.median(SPEED))} samples a second; "
+            f"{row.name} fed the training {SPEED.text(median(row, SPEED))} samples a second; "
             "no other loader was measured, so nothing is compared."
         )
     if "minato" in rows:
@@ -186,27 +125,27 @@ def sentence(rows: Mapping[str, Row]) -> str:
 
 
 def _compared(row: Row, rival: Row, faster_of_several: bool) -> str:
-    against = rival.title
+    against = rival.name
     if faster_of_several:
         against += " (the faster of the other two)"
-    ratio = row.median(SPEED) / rival.median(SPEED)
+    ratio = median(row, SPEED) / median(rival, SPEED)
     others = METRICS[1:]
-    if min(len(row.rounds), len(rival.rounds)) < 2:
+    if min(len(row.found), len(rival.found)) < 2:
         values = ", ".join(_pair(metric, row, rival) for metric in others)
         return (
-            f"In this one round, which tells no spread and so proves nothing, {row.title} fed the "
+            f"In this one round, which tells no spread and so proves nothing, {row.name} fed the "
             f"training {ratio:.2f} × the samples a second of {against}, with {values}."
         )
     verdict = compare(row, rival, SPEED)
     if verdict is Verdict.UNDECIDED:
         lead = (
-            f"{row.title} and {against} fed the training equally fast within the spread between "
+            f"{row.name} and {against} fed the training equally fast within the spread between "
             f"rounds ({ratio:.2f} ×)"
         )
     elif verdict is Verdict.BETTER:
-        lead = f"{row.title} fed the training {ratio:.2f} × as fast as {against}"
+        lead = f"{row.name} fed the training {ratio:.2f} × as fast as {against}"
     else:
-        lead = f"{row.title} was slower than {against}: {ratio:.2f} × its samples a second"
+        lead = f"{row.name} was slower than {against}: {ratio:.2f} × its samples a second"
     parts = [lead]
     for wanted, words in (
         (Verdict.BETTER, "it was better in"),
@@ -221,7 +160,7 @@ def _compared(row: Row, rival: Row, faster_of_several: bool) -> str:
 
 def _pair(metric: Metric, row: Row, rival: Row) -> str:
     """Return ``first batch (0.20 against 0.50 s)``."""
-    mine, theirs = metric.text(row.median(metric)), metric.text(rival.median(metric))
+    mine, theirs = metric.text(median(row, metric)), metric.text(median(rival, metric))
     unit = f" {metric.unit}" if metric.unit else ""
     return f"{metric.title} ({mine} against {theirs}{unit})"
 
@@ -234,25 +173,21 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def complaints(rows: Mapping[str, Row], workers: int) -> list[str]:
-    """Say what makes the comparison unequal: other pixels, or more workers than agreed.
-
-    Args:
-        rows: The measured loaders by their keys in `options.LOADERS`.
-        workers: Samples that may be made at once.
-    """
+    """Say what makes the comparison unequal: other pixels, or more samples made at once than
+    `workers`."""
     found: list[str] = []
-    trainings = [(row, measured.result.seen) for row in rows.values() for measured in row.rounds]
+    trainings = [(row, seen) for row in rows.values() for seen in row.found]
     work = {(seen.samples, seen.batches, seen.checksum) for _, seen in trainings}
     if len(work) > 1:
         counts = "; ".join(
-            f"{row.title}: {seen.samples} samples, {seen.batches} batches, pixels {seen.checksum:x}"
+            f"{row.name}: {seen.samples} samples, {seen.batches} batches, pixels {seen.checksum:x}"
             for row, seen in trainings
         )
         found.append(f"the trainings did not see the same samples ({counts})")
     for row in rows.values():
-        most = max(measured.result.seen.most_at_once for measured in row.rounds)
+        most = max(seen.most_at_once for seen in row.found)
         if most > workers:
             found.append(
-                f"{row.title} made up to {most} samples at once, with {workers} workers agreed"
+                f"{row.name} made up to {most} samples at once, with {workers} workers agreed"
             )
     return found

@@ -1,20 +1,56 @@
-"""The training, and what it sees of its loader."""
+"""The training that each loader feeds in turn, and what it sees of its loader."""
+
+from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from minato_async.cli.demo.dataset import PhotoCrops
+from minato_async.cli.demo.loaders import make_loader
+from minato_async.cli.demo.model import SmallConvNet
+from minato_async.cli.machine import gil_state
+from minato_async.cli.measure.child import tell
+from minato_async.cli.measure.epoch import Epoch, Receipt, consume
+
+# The workers have the other cores. Set for every loader alike.
+_TRAINING_THREADS = 1
+
+# Seconds between two messages: often enough for a bar, too seldom to disturb what is measured.
+_MESSAGE_EVERY = 0.2
 
 
-@dataclass
-class Seen:
+@dataclass(frozen=True)
+class Task:
+    """One training.
+
+    Attributes:
+        loader: Key of `options.LOADERS`.
+        paths: The photos' files.
+        workers: Workers of the loader.
+        epochs: Epochs to train.
+        batch_size: Samples in a batch.
+        samples: Samples in an epoch.
+        seed: Seed of everything random.
+    """
+
+    loader: str
+    paths: tuple[str, ...]
+    workers: int
+    epochs: int
+    batch_size: int
+    samples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Training:
     """What one training saw; times in seconds.
 
     Attributes:
@@ -29,91 +65,101 @@ class Seen:
         loss: Mean loss of the last epoch's samples.
         accuracy: Share of the last epoch's samples told right, 0 to 1. Every crop is new, so
             this is not a matter of having seen it before.
+        gil: State of the GIL after the training, as `machine.gil_state` gives it.
+        device: Where the network was trained.
+        threads: Threads that torch used for one operation of the training.
+        peak_memory: Bytes, of all its processes, as `memory.method` says.
     """
 
-    samples: int = 0
-    batches: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-    first_batch: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    most_at_once: int = 0
-    checksum: int = 0
-    loss: float = 0.0
-    accuracy: float = 0.0
+    samples: int
+    batches: int
+    seconds: float
+    waited: float
+    first_batch: list[float]
+    gaps: list[float]
+    most_at_once: int
+    checksum: int
+    loss: float
+    accuracy: float
+    gil: str
+    device: str
+    threads: int
+    peak_memory: int = 0
 
 
-def train(
-    loader: DataLoader[Any],
-    dataset: PhotoCrops,
-    model: nn.Module,
-    device: torch.device,
-    epochs: int,
-    on_batch: Callable[[int], None],
-) -> Seen:
-    """Train a model for some epochs and measure what its loader delivers.
+def measure(**task: Any) -> dict[str, Any]:
+    """Train from one loader and return what was seen, as JSON can carry it.
 
-    Args:
-        loader: Yields what `PhotoCrops` makes, in batches.
-        dataset: The loader's dataset.
-        model: To be trained, on ``device``.
-        device: Where the batches are to go.
-        epochs: How many.
-        on_batch: Called after each training step with the number of batches so far.
+    In a fresh process, so that nothing that one loader leaves behind (caches, memory, threads) is
+    there for the next. Meanwhile it tells the number of batches so far. `task`: the fields of one.
     """
+    return asdict(_train(Task(**{**task, "paths": tuple(task["paths"])})))
+
+
+def _train(task: Task) -> Training:
+    torch.set_num_threads(_TRAINING_THREADS)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dataset = PhotoCrops([Path(path) for path in task.paths], task.samples, task.seed)
+    torch.manual_seed(task.seed)
+    model = SmallConvNet(len(task.paths)).to(device)
+    loader = make_loader(task.loader, dataset, task.batch_size, task.workers)
     _warm_up(dataset, model, device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    seen = Seen()
-    for epoch in range(epochs):
-        dataset.set_epoch(epoch)
+
+    trainer = _Trainer(model, device)
+    epochs: list[Epoch] = []
+    for number in range(task.epochs):
+        dataset.set_epoch(number)
+        trainer.begin_epoch()
         # What decides the order of samples, whichever loader draws it.
-        torch.manual_seed(dataset.seed + 1 + epoch)
-        _train_epoch(loader, model, optimizer, device, seen, on_batch)
-    return seen
+        torch.manual_seed(task.seed + 1 + number)
+        epochs.append(consume(loader, trainer.read))
+    last = epochs[-1].receipt.samples
+    return Training(
+        samples=sum(epoch.receipt.samples for epoch in epochs),
+        batches=trainer.batches,
+        seconds=sum(epoch.seconds for epoch in epochs),
+        waited=sum(epoch.waited for epoch in epochs),
+        first_batch=[epoch.first for epoch in epochs],
+        gaps=[gap for epoch in epochs for gap in epoch.gaps],
+        most_at_once=most_at_once(trainer.spans),
+        checksum=trainer.checksum,
+        loss=trainer.losses / last,
+        accuracy=trainer.right / last,
+        gil=gil_state(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        threads=torch.get_num_threads(),
+    )
 
 
-def _train_epoch(
-    loader: DataLoader[Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    seen: Seen,
-    on_batch: Callable[[int], None],
-) -> None:
-    spans: list[tuple[float, float]] = []
-    losses, right, samples = 0.0, 0, 0
-    started = time.perf_counter()
-    arrived = None
-    batches = iter(loader)
-    while True:
-        asked = time.perf_counter()
-        batch = next(batches, None)
-        now = time.perf_counter()
-        seen.waited += now - asked
-        if batch is None:
-            break
-        if arrived is None:
-            seen.first_batch.append(now - started)
-        else:
-            seen.gaps.append(now - arrived)
-        arrived = now
+class _Trainer:
+    """Does a step with every batch that it reads, and adds up what the batches were."""
 
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        self.batches = 0
+        self.checksum = 0
+        self.spans: list[tuple[float, float]] = []
+        self._told = time.monotonic()
+
+    def begin_epoch(self) -> None:
+        self.losses, self.right = 0.0, 0
+
+    def read(self, batch: Any, receipt: Receipt) -> None:
         pixels, record = batch
-        loss, hits = _step(model, optimizer, pixels.to(device), record[:, 0].long().to(device))
-        losses += loss * len(pixels)
-        right += hits
-        samples += len(pixels)
-        seen.batches += 1
+        labels = record[:, 0].long().to(self.device)
+        loss, right = _step(self.model, self.optimizer, pixels.to(self.device), labels)
+        self.losses += loss * len(pixels)
+        self.right += right
+        receipt.samples += len(pixels)
+        self.batches += 1
         # Integers, for their sum is exact and so the same in any order.
-        seen.checksum += int(pixels.view(torch.int32).sum(dtype=torch.int64))
-        spans.extend((begin, end) for begin, end in record[:, 1:].tolist())
-        on_batch(seen.batches)
-    seen.seconds += now - started
-
-    seen.samples += samples
-    seen.loss = losses / samples
-    seen.accuracy = right / samples
-    seen.most_at_once = max(seen.most_at_once, most_at_once(spans))
+        self.checksum += int(pixels.view(torch.int32).sum(dtype=torch.int64))
+        self.spans.extend((begin, end) for begin, end in record[:, 1:].tolist())
+        if (now := time.monotonic()) - self._told >= _MESSAGE_EVERY:
+            self._told = now
+            tell(self.batches)
 
 
 def _step(
@@ -149,9 +195,7 @@ def _warm_up(dataset: PhotoCrops, model: nn.Module, device: torch.device) -> Non
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
     """Return how many spans of time overlap at most.
 
-    Args:
-        spans: Begin and end of each, on one clock. One that ends as another begins does not
-            overlap it.
+    Each is its begin and its end, on one clock. One that ends as another begins does not overlap.
     """
     edges = sorted(edge for begin, end in spans for edge in ((begin, 1), (end, -1)))
     running = most = 0

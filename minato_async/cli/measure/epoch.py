@@ -6,6 +6,7 @@ Times are seconds on ``time.perf_counter`` (monotonic). The consumer looks at th
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from collections.abc import Callable, Iterable
@@ -60,7 +61,8 @@ class Epoch:
     including that one; ``seconds``: when the ``for`` loop ended, the loader's own closing included;
     ``cpu``: CPU seconds that all threads of this process used meanwhile, and worker processes that
     ended in it. Unlike the other times it hardly depends on what else the machine does. ``busy``:
-    what the consumer took after each batch, until it asked for the next.
+    what the consumer took after each batch, until it asked for the next. ``begun``: when ``iter()``
+    had returned.
     """
 
     arrivals: tuple[float, ...]
@@ -69,6 +71,7 @@ class Epoch:
     cpu: float
     receipt: Receipt
     busy: tuple[float, ...] = ()
+    begun: float = 0.0
 
     @property
     def first(self) -> float:
@@ -80,6 +83,16 @@ class Epoch:
         the time that ``next()`` took."""
         last = (len(self.arrivals) if batches is None else batches) - 1
         return 1.0 - sum(self.busy[:last]) / (self.arrivals[last] - self.arrivals[0])
+
+    @property
+    def waited(self) -> float:
+        """Seconds inside ``next()`` in a whole epoch: its end and the loader's closing too."""
+        return self.seconds - self.begun - sum(self.busy)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds from each batch to the next."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.arrivals)]
 
     @property
     def rate(self) -> float:
@@ -140,6 +153,7 @@ def consume(
     cpu = _cpu_seconds()
     begin = clock()
     iterator = iter(loader)
+    begun = clock() - begin
     for batch in iterator:
         arrivals.append(clock() - begin)
         read(batch, receipt)
@@ -160,4 +174,4 @@ def consume(
     del iterator
     if not arrivals:
         raise NoBatch("the epoch delivered no batch")
-    return Epoch(tuple(arrivals), tuple(counts), seconds, cpu, receipt, tuple(busy))
+    return Epoch(tuple(arrivals), tuple(counts), seconds, cpu, receipt, tuple(busy), begun)
