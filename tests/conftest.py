@@ -41,6 +41,8 @@ def pytest_collection_finish() -> None:
 
 #: Seconds that what a test leaves behind gets to end by itself.
 _GRACE = 30.0
+#: How often the garbage is collected to see whether what is left behind goes with it.
+_LOOKS = 250
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,16 @@ def _ended(before: dict[object, str]) -> dict[object, str]:
     wait_for_new_threads(before, _GRACE)
     children = [child for child in _children() if ("process", child.pid) not in before]
     psutil.wait_procs(children, _GRACE)
-    return {thing: what for thing, what in _left_behind().items() if thing not in before}
+    pause = threading.Event()
+    # What those threads held is garbage only since; and `gc.collect` does nothing while another
+    # thread collects.
+    for _ in range(_LOOKS):
+        new = {thing: what for thing, what in _left_behind().items() if thing not in before}
+        if not new:
+            break
+        pause.wait(0.02)
+        gc.collect()
+    return new
 
 
 def _children() -> list[psutil.Process]:
