@@ -107,6 +107,12 @@ class MapRecipe:
         recipe._grad, recipe._autocast = grad, autocast
         return recipe
 
+    def finished_by(self, finish: Callable[[Any], Any]) -> MapRecipe:
+        """The recipe with `finish` applied to every batch, in the place of what was to be."""
+        recipe = copy.copy(self)
+        recipe._finish = finish
+        return recipe
+
     @property
     def dataset(self) -> Any:
         return self._setup.code.dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from typing import Any
 
 from minato_async.autocast import Autocast
 from minato_async.changes import Change, Path, apply
-from minato_async.checkpoint import SampleCancelled, current
+from minato_async.checkpoint import current
 from minato_async.dataset import Bound, MapRecipe
+from minato_async.engine.batches import Batch
+from minato_async.engine.feed import Block
+from minato_async.engine.lanes import Sample
 from minato_async.engine.orders import (
     CollateBatch,
     Collated,
@@ -24,12 +28,11 @@ from minato_async.engine.orders import (
     ResumeSample,
     RunClaim,
     Slow,
-    WholeBatch,
 )
-from minato_async.errors import name_batch, name_sample
+from minato_async.engine.runner import Runner
+from minato_async.errors import name_sample
 from minato_async.process_worker import Desk
-from minato_async.transport.failures import PackedError, pack_error
-from minato_async.transport.packing import Packed
+from minato_async.transport.failures import pack_error
 
 #: Seconds after which finished samples are told of, though others of the claim are not finished.
 _NEWS = 5e-3
@@ -52,17 +55,16 @@ class EpochPayload:
 
 
 class SampleRunner:
-    """Runs orders for samples and batches, at the desk of one worker."""
+    """Carries out orders for samples and batches, at the desk of one worker."""
 
     def __init__(self, recipe: MapRecipe, desk: Desk) -> None:
-        self._recipe = recipe
-        self.desk = desk
-        self._memory = desk.memory
-        self._status = desk.status
+        # Packing a batch may fail as collating may.
+        self._recipe = recipe.finished_by(desk.pack)
+        self._desk = desk
         self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
             RunClaim: self._run_claim,
             ResumeSample: self._resume,
-            CollateBatch: self._collate_order,
+            CollateBatch: self._collate,
             HandleFailure: self._handle,
         }
 
@@ -72,66 +74,144 @@ class SampleRunner:
         apply(self._recipe.dataset, payload.changes)
 
     def run(self, order: Any) -> Sequence[Any]:
-        bound = self._recipe.bind(self.desk)
-        events: Sequence[Any] = bound.context.run(self._run[type(order)], bound, order)
+        bound = self._recipe.bind(self._desk)
+        events: Sequence[Any] = bound.context.run(self._run[type(order)], order, bound)
         return events
 
-    # Orders
+    def _run_claim(self, order: RunClaim, bound: Bound) -> Sequence[Any]:
+        notes = ClaimNotes(order, bound, self._desk)
+        current.job = notes
+        Runner(bound, self._desk.name, notes).run_tickets(notes)
+        return notes.told()
 
-    def _run_claim(self, bound: Bound, order: RunClaim) -> Sequence[Any]:
-        claim = _Claim(order, bound, self)
-        claim.run()
-        return claim.events
-
-    def _resume(self, bound: Bound, order: ResumeSample) -> Sequence[Any]:
-        recipe, row = bound.recipe, order.row
-        bound.streams.begin(lambda _: recipe.seed(order.index, order.repeat, order.position))
-        bound.streams.ticket = row
-        bound.streams.attach(order.stream)
-        self._status.begin_row(row)
-        step = order.step
-        costs: list[float] = []
+    def _resume(self, order: ResumeSample, bound: Bound) -> Sequence[Any]:
+        block = Block(order.position, (order.index,), 1, (order.repeat,))
+        notes = Notes(block, order.row, bound, self._desk)
+        runner = Runner(bound, self._desk.name, notes)
+        self._desk.status.begin_row(order.row)
         try:
-            value = order.value.copy(self._memory)
-            while step < len(bound.steps):
-                value, spent = self.step(bound.steps[step], value, order.cost + sum(costs))
-                costs.append(spent)
-                step += 1
+            value = order.value.copy(self._desk.memory)
         except BaseException as error:
-            return self.failed(bound, row, order.index, step, error)
-        began = perf_counter()
-        try:
-            packed: Any = self.desk.pack(value)
-        except BaseException:
-            packed = Rerun(order.position, order.index, order.repeat)
-        return [Finished(row, [packed], costs, 1, perf_counter() - began)]
+            runner.handle(block, 0, error, order.step)
+        else:
+            sample = Sample(block, 0, value, order.step, order.cost, stream=order.stream)
+            del value
+            runner.resume(sample)
+        return notes.told()
 
-    def step(self, function: Callable[[Any], Any], value: Any, cost: float) -> tuple[Any, float]:
-        """What `function` makes of `value`, and the seconds it took."""
-        began = perf_counter()
+    def _collate(self, order: CollateBatch, bound: Bound) -> Sequence[Any]:
+        notes = Notes(Block(0, (), 1), 0, bound, self._desk)
+        if (batch := notes.unpacked(order)) is not None:
+            Runner(bound, self._desk.name, notes).collate([batch])
+        return notes.told()
+
+    def _handle(self, order: HandleFailure, bound: Bound) -> Sequence[Any]:
+        block = Block(0, (order.index,), 1)
+        notes = Notes(block, order.row, bound, self._desk)
+        Runner(bound, self._desk.name, notes).handle(block, 0, order.error.unpack())
+        return notes.told()
+
+
+class Notes:
+    """What happens to the tickets of one order, for the parent to be told. They are the rows of
+    `block`, which begins with row `start` of theirs."""
+
+    expired = False
+
+    def __init__(self, block: Block, start: int, bound: Bound, desk: Desk) -> None:
+        self.block = block
+        self._start = start
+        self._bound = bound
+        self._desk = desk
+        self._status = desk.status
+        self._events: list[Any] = []
+        #: `perf_counter()` since when what runs is timed.
+        self._began = 0.0
+
+    def told(self) -> Sequence[Any]:
+        """What there is to tell."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def abandoned(self) -> bool:
+        return self._desk.abandoned
+
+    def checkpoint(self) -> None:
+        self._desk.checkpoint()
+
+    def enter(self, cost: float = 0.0) -> None:
+        self._began = perf_counter()
         self._status.enter(cost)
-        try:
-            value = function(value)
-        finally:
-            self._status.leave()
-        return value, perf_counter() - began
 
-    def _collate_order(self, bound: Bound, order: CollateBatch) -> Sequence[Any]:
+    def leave(self) -> float:
+        self._status.leave()
+        return perf_counter() - self._began
+
+    def divert(self, sample: Sample) -> bool:
+        return False
+
+    def finished(self, sample: Sample) -> Sequence[Batch]:
+        self._pack(sample.row, [sample.value], sample.costs, 1, math.inf)
+        return ()
+
+    def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
+        self._events.append(Failed(self._start + row, pack_error(error)))
+        return ()
+
+    def replaced(self, block: Block, row: int, value: Any) -> Sequence[Batch]:
         try:
-            samples = self.unpacked(bound, order)
+            packed = self._desk.pack(value)
         except BaseException as error:
-            return [Collated(None, pack_error(error))]
-        return [Collated(*self.collate(bound, list(order.indices), samples))]
+            named = name_sample(error, block.indices[row], "on_error", self._desk.name)
+            return self.failed(block, row, named)
+        self._events.append(Finished(self._start + row, [packed], (), 0))
+        return ()
 
-    def unpacked(self, bound: Bound, batch: CollateBatch) -> list[Any]:
+    def pass_on(self) -> None:
+        """It is passed on when all is done."""
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        packed = None if failure is None else pack_error(failure)
+        self._events.append(Collated(content, packed))
+
+    def _pack(
+        self, row: int, samples: Sequence[Any], costs: Sequence[float], tickets: int, budget: float
+    ) -> None:
+        """The samples from `row` on are finished; packing one takes no more than `budget`
+        seconds."""
+        began = perf_counter()
+        packed = [self._packed(row + place, sample, budget) for place, sample in enumerate(samples)]
+        spent = perf_counter() - began
+        self._events.append(Finished(self._start + row, packed, costs, tickets, spent))
+
+    def _packed(self, row: int, sample: Any, budget: float) -> Any:
+        try:
+            return self._desk.pack(sample, budget)
+        except BaseException:  # it will be made again
+            block = self.block
+            repeat = block.repeats[row] if block.repeats else 0
+            return Rerun(block.first + row, block.indices[row], repeat)
+
+    def unpacked(self, given: CollateBatch) -> Batch | None:
+        """The batch of the `given` samples. None: it has failed by one of them."""
+        batch = Batch(len(given.indices), 1, given.indices)
+        try:
+            batch.samples = self._unpacked(given)
+        except BaseException as error:
+            self.collated(batch, None, error)
+            return None
+        return batch
+
+    def _unpacked(self, batch: CollateBatch) -> list[Any]:
         """The samples of `batch`. Raises what making one of them again raises."""
         samples = []
         # A collate function of the user's may keep samples, for the next batch, say.
-        borrows = bound.recipe.collates_by_default
-        memory = self._memory
+        borrows = self._bound.recipe.collates_by_default
+        memory = self._desk.memory
         for index, sample in zip(batch.indices, batch.samples, strict=True):
             if isinstance(sample, Rerun):
-                samples.append(self._rerun(bound, sample))
+                samples.append(self._rerun(sample))
             elif sample is None:
                 samples.append(None)
             else:
@@ -139,13 +219,13 @@ class SampleRunner:
                     samples.append(sample.peek(memory) if borrows else sample.copy(memory))
                 except BaseException as error:
                     step = "unpickling what another worker has made"
-                    if (named := name_sample(error, index, step, self.desk.name)) is error:
+                    if (named := name_sample(error, index, step, self._desk.name)) is error:
                         raise
                     raise named from error
         return samples
 
-    def _rerun(self, bound: Bound, sample: Rerun) -> Any:
-        recipe, index = bound.recipe, sample.index
+    def _rerun(self, sample: Rerun) -> Any:
+        bound, recipe, index = self._bound, self._bound.recipe, sample.index
         bound.streams.begin(lambda _: recipe.seed(index, sample.repeat, sample.position))
         bound.streams.ticket = sample
         value = index
@@ -153,254 +233,168 @@ class SampleRunner:
             try:
                 value = step(value)
             except BaseException as error:
-                named = name_sample(error, index, recipe.step_name(number), self.desk.name)
+                named = name_sample(error, index, recipe.step_name(number), self._desk.name)
                 if callable(recipe.on_error):
                     return recipe.on_error(index, named)
                 raise named from named.__cause__
         return value
 
-    def _handle(self, bound: Bound, order: HandleFailure) -> Sequence[Any]:
-        return self.failed(bound, order.row, order.index, 0, order.error.unpack())
 
-    # Outcomes
+class ClaimNotes(Notes):
+    """What happens to the tickets of one claim. As long as its worker may make all of a batch,
+    finished samples are kept for that; else they are told of from time to time."""
 
-    def failed(
-        self, bound: Bound, row: int, index: Any, step: int, error: BaseException
-    ) -> Sequence[Any]:
-        """What becomes of a sample that `error` was raised in."""
-        if isinstance(error, SampleCancelled) and self.desk.abandoned:
-            raise error
-        error = name_sample(error, index, bound.recipe.step_name(step), self.desk.name)
-        handler = bound.recipe.on_error
-        if callable(handler):
-            try:
-                return [Finished(row, [self.desk.pack(handler(index, error))], (), 0)]
-            except BaseException as raised:
-                error = name_sample(raised, index, "on_error", self.desk.name)
-        return [Failed(row, pack_error(error))]
-
-    def collate(
-        self, bound: Bound, indices: list[Any], samples: list[Any]
-    ) -> tuple[Packed | None, PackedError | None]:
-        """The batch, or the failure to make it."""
-        recipe, job = bound.recipe, current.job
-        # Torch's own functions draw nothing, and a digest of all indices takes its time.
-        draws = not recipe.collates_by_default
-        bound.streams.begin(lambda _: recipe.seed(tuple(indices), 0, 0), draws)
-        bound.streams.ticket = samples
-        current.job = None
-        try:
-            return self.desk.pack(bound.collate(samples)), None
-        except BaseException as error:
-            if isinstance(error, SampleCancelled) and self.desk.abandoned:
-                raise
-            return None, pack_error(name_batch(error, indices, samples, self.desk.name))
-        finally:
-            current.job = job
-
-
-class _Claim:
-    """One claim on its way through the worker."""
-
-    def __init__(self, order: RunClaim, bound: Bound, worker: SampleRunner) -> None:
+    def __init__(self, order: RunClaim, bound: Bound, desk: Desk) -> None:
+        block = Block(order.position, order.indices, 1, order.repeats)
+        super().__init__(block, order.start, bound, desk)
         self._order = order
-        self._bound = bound
-        self._worker = worker
-        self._status = worker._status
-        self.events: list[Any] = []
-        #: Finished samples that are not in `events` yet, in order, and the row of the first.
+        self._whole = order.whole
+        #: Finished samples of the run.
         self._samples: list[Any] = []
-        self._first = order.start
-        #: Costs of these, as `Finished` has them.
-        self._costs: list[Sequence[float]] = []
-        self._tickets = 1
-        #: `perf_counter()` since when the samples of a single step are timed.
-        self._began = self._told = perf_counter()
+        #: The ticket to begin next, and the one behind the last.
+        self._next, self._stop = 0, len(order.indices)
+        #: The first ticket of the run, of those that no event tells of.
+        self._first = 0
+        #: Finished samples that are in no event: the first one's row, the samples, and their costs
+        #: and tickets as `Finished` has them.
+        self._held: list[tuple[int, list[Any], Sequence[float], int]] = []
+        self._told = perf_counter()
+        #: A run ends when it has lasted until then.
+        self._pause = math.inf
         #: The row that was told of as slow.
         self._slow = -1
 
-    def run(self) -> None:
-        order, bound = self._order, self._bound
-        recipe, start = bound.recipe, order.start
+    def told(self) -> Sequence[Any]:
+        self._flush()
+        return super().told()
 
-        def seed(row: int) -> int:
-            place = row - start
-            repeat = order.repeats[place] if order.repeats else 0
-            return recipe.seed(order.indices[place], repeat, order.position + place)
-
-        bound.streams.begin(seed)
-        if order.diverts:
-            current.job = self
-        row, stop = start, start + len(order.indices)
-        run = self._run_tickets if len(bound.steps) == 1 else self._run_ticket
-        while row < stop and not self._worker.desk.abandoned:
-            row = run(row, stop)
-        if order.whole and len(self._samples) == len(order.indices) and not self.events:
-            content, failure = self._collate()
-            self.events.append(WholeBatch(content, failure, self._costs, self._tickets))
-        else:
-            self._flush()
-
-    def _collate(self) -> tuple[Packed | None, PackedError | None]:
-        """The batch that this claim completes."""
-        order = self._order
-        # If the worker dies from here on, it is not over a sample.
-        self._status.begin_row(order.start + len(order.indices))
-        if order.given is None:
-            return self._worker.collate(self._bound, list(order.indices), self._samples)
-        try:
-            samples = self._worker.unpacked(self._bound, order.given)
-        except BaseException as error:
-            return None, pack_error(error)
-        samples[order.start : order.start + len(order.indices)] = self._samples
-        return self._worker.collate(self._bound, list(order.given.indices), samples)
+    def _tell(self) -> None:
+        """Samples are finished, and others will take their time."""
+        self._desk.tell(self.told())
+        self._told = perf_counter()
 
     def _flush(self) -> None:
-        """Make events of the samples that are finished."""
-        samples: list[Any] = self._samples[:]
-        # The same list: the one who appends to it may be at a checkpoint.
+        """Make events of the samples that are finished: others are to make the batch."""
+        self._whole = False
+        held, self._held = self._held, []
+        for row, samples, costs, tickets in held:
+            budget = max(_CHEAP_TO_PACK, sum(costs) / max(1, len(samples)))
+            self._pack(row, samples, costs, tickets, budget)
+
+    def left(self) -> bool:
+        if self._next == self._stop or self.abandoned:
+            return False
+        if not self._whole and self._held and perf_counter() - self._told > _NEWS:
+            self._tell()
+        return True
+
+    def take(self) -> int:
+        row = self._next
+        if row == self._stop or (not self._whole and perf_counter() > self._pause):
+            raise IndexError
+        if not self._status.begin_row(self._start + row):
+            self._whole = False
+            self._begin_no_more()
+            raise IndexError
+        self._next = row + 1
+        return row
+
+    # Tickets of a single step
+
+    def begin_run(self) -> tuple[Callable[[], int], list[Any]]:
+        self._first = self._next
+        self._pause = perf_counter() + _NEWS
+        return self.take, self._samples
+
+    def end_run(self, row: int, seconds: float, goes_on: bool) -> Sequence[Batch]:
+        self._hold_run(self._next, seconds)
+        return self._completed() if goes_on else ()
+
+    def _hold_run(self, row: int, seconds: float) -> None:
+        """The tickets of the run up to `row`, which it does not include, took `seconds`."""
+        # The same list again: the one who appends to it may be at a checkpoint.
+        samples = self._samples[:]
         self._samples.clear()
-        row, costs, tickets = self._first, self._costs, self._tickets
-        self._costs = []
-        if len(self._bound.steps) == 1:
-            samples = [samples] if costs else []  # timed together
-        else:
-            samples = [[sample] for sample in samples]
-        for some, cost in zip(samples, costs, strict=True):
-            began = perf_counter()
-            budget = max(_CHEAP_TO_PACK, sum(cost) / max(1, len(some)))
-            packed = [
-                self._packed(row + place, sample, budget) for place, sample in enumerate(some)
-            ]
-            self.events.append(Finished(row, packed, cost, tickets, perf_counter() - began))
-            row += len(packed)
-        self._first = row
+        if row > self._first:
+            self._held.append((self._first, samples, (seconds,), row - self._first))
+            self._first = row
 
-    def _packed(self, row: int, sample: Any, budget: float) -> Any:
-        """`sample`, packed, unless it costs more than `budget` seconds: then it will be made
-        again."""
+    # Outcomes
+
+    def finished(self, sample: Sample) -> Sequence[Batch]:
+        self._held.append((sample.row, [sample.value], sample.costs, 1))
+        return self._completed()
+
+    def _completed(self) -> Sequence[Batch]:
+        """The batch that this claim completes, when all of it is finished."""
+        if not self._whole or self._next < self._stop:
+            return ()
+        # If the worker dies from here on, it is not over a sample.
+        self._status.begin_row(self._start + self._stop)
+        samples = [sample for _, some, _, _ in self._held for sample in some]
+        if self._order.given is None:
+            batch = Batch(len(samples), 1, self.block.indices)
+            batch.samples = samples
+            return [batch]
+        rest = self.unpacked(self._order.given)
+        if rest is None:
+            return ()
+        rest.samples[self._start : self._start + self._stop] = samples
+        return [rest]
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        super().collated(batch, content, failure)
+        costs, tickets = [cost for _, _, cost, _ in self._held], self._held[0][3]
+        self._held.clear()
+        self._events[-1] = self._events[-1]._replace(costs=costs, tickets=tickets)
+
+    def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
+        self._flush()
+        super().failed(block, row, error)
+        if self._order.stops and self._next < self._stop:
+            self._begin_no_more()
+        return ()
+
+    def replaced(self, block: Block, row: int, value: Any) -> Sequence[Batch]:
+        self._flush()
+        return super().replaced(block, row, value)
+
+    def _begin_no_more(self) -> None:
+        self._stop = self._next
+        self._events.append(NotBegun(self._start + self._stop))
+
+    # Slow samples
+
+    def divert(self, sample: Sample) -> bool:
+        order, row = self._order, sample.row
+        if not order.diverts or sample.cost <= order.threshold or row == self._slow:
+            return False
         try:
-            return self._worker.desk.pack(sample, budget)
-        except BaseException:
-            place, order = row - self._order.start, self._order
-            repeat = order.repeats[place] if order.repeats else 0
-            return Rerun(order.position + place, order.indices[place], repeat)
-
-    def _failed(self, row: int, step: int, error: BaseException) -> None:
-        index = self._order.indices[row - self._order.start]
-        self.events += self._worker.failed(self._bound, row, index, step, error)
-
-    def _next_after_failed(self, row: int, stop: int) -> int:
-        """The row to go on with when that of `row` has failed."""
-        if not (self._order.stops and isinstance(self.events[-1], Failed)):
-            return row + 1
-        if row + 1 < stop:
-            self.events.append(NotBegun(row + 1))
-        return stop
+            packed = self._desk.pack(sample.value)
+        except BaseException:  # what cannot be pickled stays here
+            return False
+        self._flush()
+        stream = self._bound.streams.detach()
+        event = Diverted(self._start + row, packed, sample.step, sample.costs, stream)
+        self._events.append(event)
+        if self._next < self._stop:
+            self._tell()
+        return True
 
     def checkpoint(self) -> None:
         """In the middle of a step: end it if nobody waits for it. If it is slow, what is finished
         goes its way, and this sample is the last of the claim that is begun: so the parent is told,
         who gives to others what stands behind it."""
-        self._worker.desk.checkpoint()
-        row = self._first + len(self._samples)
-        if row == self._slow or self._status.elapsed <= self._order.threshold:
+        super().checkpoint()
+        order, status, row = self._order, self._status, self._next - 1
+        if not order.diverts or row == self._slow or status.elapsed <= order.threshold:
             return
         self._slow = row
-        # The parent gives to others what stands behind it.
-        self._status.stop()
+        status.stop()
         if len(self._bound.steps) == 1:
-            self._time(self._status.began, row - self._first)
+            now = status.began
+            self._hold_run(row, now - self._began)
+            self._began = now
         self._flush()
-        self.events.append(Slow(row))
+        self._events.append(Slow(self._start + row))
         self._tell()
-
-    def _time(self, now: float, tickets: int) -> None:
-        """The tickets of a single step that have run since it was last asked took until `now`."""
-        self._costs = [(now - self._began,)] if tickets else []
-        self._began, self._tickets = now, tickets
-
-    def _run_tickets(self, row: int, stop: int) -> int:
-        """Run tickets of a single step up to the end, or to the first that fails; returns the row
-        to go on with. Timed as a whole: what is done here for each is what a trivial one costs."""
-        order, streams, status = self._order, self._bound.streams, self._status
-        fetch, append, begin = self._bound.steps[0], self._samples.append, status.begin_row
-        indices, start = order.indices, order.start
-        failure: BaseException | None = None
-        ended = False
-        self._first = row
-        self._began = began = perf_counter()
-        status.enter()
-        try:
-            while row < stop:
-                if not begin(row):
-                    ended = True
-                    break
-                streams.ticket = row
-                append(fetch(indices[row - start]))
-                row += 1
-                if not order.whole and perf_counter() - began > _NEWS:
-                    break
-        except BaseException as error:
-            failure = error
-        status.leave()
-        self._time(perf_counter(), row - self._first + (failure is not None))
-        if failure is not None:
-            self._flush()
-            self._failed(row, 0, failure)
-            return self._next_after_failed(row, stop)
-        if ended:
-            self._flush()
-            self.events.append(NotBegun(row))
-            return stop
-        if row < stop:
-            self._tell()
-        return row
-
-    def _tell(self) -> None:
-        """Samples are finished, and others will take their time."""
-        self._flush()
-        self._worker.desk.tell(self.events)
-        self.events, self._told = [], perf_counter()
-
-    def _run_ticket(self, row: int, stop: int) -> int:
-        """Run one ticket of several steps; returns the row to go on with."""
-        order, bound, worker = self._order, self._bound, self._worker
-        if not self._status.begin_row(row):
-            self._flush()
-            self.events.append(NotBegun(row))
-            return stop
-        bound.streams.ticket = row
-        index = order.indices[row - order.start]
-        value, step, costs, cost = index, 0, [], 0.0
-        steps = bound.steps
-        try:
-            while True:
-                value, spent = worker.step(steps[step], value, cost)
-                costs.append(spent)
-                cost += spent
-                step += 1
-                if step == len(steps):
-                    break
-                if order.diverts and cost > order.threshold and row != self._slow:
-                    try:
-                        packed = worker.desk.pack(value)
-                    except BaseException:  # what cannot be pickled stays here
-                        continue
-                    self._flush()
-                    stream = bound.streams.detach()
-                    self.events.append(Diverted(row, packed, step, costs, stream))
-                    self._first = row + 1
-                    if row + 1 < stop:
-                        self._tell()
-                    return row + 1
-        except BaseException as error:
-            self._flush()
-            self._failed(row, step, error)
-            self._first = row + 1
-            return self._next_after_failed(row, stop)
-        self._samples.append(value)
-        self._costs.append(costs)
-        if not order.whole and row + 1 < stop and perf_counter() - self._told > _NEWS:
-            self._tell()
-        return row + 1

@@ -13,10 +13,10 @@ from minato_async.engine.batches import Batch
 from minato_async.engine.costs import RecentCosts, summary
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
-from minato_async.engine.jobs import ClaimJob, FailedJob, SlowJob
 from minato_async.engine.lanes import Lanes, Sample
 from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe
+from minato_async.engine.thread_jobs import ThreadClaimJob, ThreadFailedJob, ThreadSlowJob
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import Unmade
 from minato_async.executors.base import Job, Worker
@@ -41,6 +41,8 @@ class MapEpoch(Epoch):
         self.recipe = recipe
         self.sync = sync
         self.threshold = threshold
+        #: Samples that fail are left out.
+        self.skips = isinstance(recipe.on_error, str) and recipe.on_error == "skip"
         self.costs = RecentCosts()
         self._cheap_claims = 0
         self.lanes = Lanes(sync.slots, sync.due)
@@ -154,19 +156,19 @@ class MapEpoch(Epoch):
     def _left_over_job(self) -> Job:
         claim = self._take_left_over()
         assert claim is not None
-        return ClaimJob(claim, self)
+        return ThreadClaimJob(claim, self)
 
     def _collate_job(self, batch: Batch) -> Job:
-        return ClaimJob(Claim(Block(0, (), 1), 0, 0, (batch,)), self)
+        return ThreadClaimJob(Claim(Block(0, (), 1), 0, 0, (batch,)), self)
 
     def _claim_job(self, claim: Claim) -> Job:
-        return ClaimJob(claim, self)
+        return ThreadClaimJob(claim, self)
 
     def _slow_job(self, sample: Sample) -> Job:
-        return SlowJob(sample, self)
+        return ThreadSlowJob(sample, self)
 
     def _failed_job(self, block: Block, row: int, error: Unmade) -> Job:
-        return FailedJob(block, row, error, self)
+        return ThreadFailedJob(block, row, error, self)
 
     def wake_for_work(self) -> None:
         self.sync.wake_workers(self.jobs_waiting)
@@ -175,6 +177,25 @@ class MapEpoch(Epoch):
         """Batches that the caller cannot collate: the next idle worker does."""
         if completed:
             self._left_over += completed
+        self.wake_for_work()
+
+    def put_back(self, block: Block, start: int, stop: int) -> None:
+        """The rows from `start` up to `stop` that nobody has decided are run again, or for the
+        first time."""
+        row = start
+        while row < stop:
+            if block.settled[row]:
+                row += 1
+                continue
+            decided = block.settled.find(1, row, stop)
+            following = stop if decided < 0 else decided
+            self.feed.put_back(block, row, following)
+            row = following
+        self.wake_for_work()
+
+    def divert(self, sample: Sample) -> None:
+        """`sample` is slow: it waits for the slow lane, its worker is free."""
+        self.lanes.divert(sample)
         self.wake_for_work()
 
     def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
@@ -188,8 +209,11 @@ class MapEpoch(Epoch):
         self.costs.observe(costs, tickets)
         self.threshold.observe(sum(costs) / max(1, tickets), tickets)
 
-    def skip_failed(self, block: Block, row: int, error: Any) -> list[Batch]:
-        """As `skip`, and remember which sample it was."""
+    def failed_in(self, block: Block, row: int, error: Any) -> list[Batch]:
+        """As `fail`, or as `skip` where the user wants that; then it is remembered which sample it
+        was."""
+        if not self.skips:
+            return self.fail(block, row, error)
         if block.settled[row]:
             self._due.drop(error)
         else:

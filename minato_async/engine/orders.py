@@ -113,15 +113,12 @@ class NotBegun(NamedTuple):
     row: int
 
 
-class WholeBatch(NamedTuple):
-    """All rows of the claim are finished, and collated: `content`, or the packed `failure`."""
-
-    content: Any
-    failure: Any
-    costs: Sequence[Sequence[float]]
-    tickets: int
-
-
 class Collated(NamedTuple):
+    """The batch is made: `content`, packed, or the packed `failure`."""
+
     content: Any
     failure: Any
+    #: If all rows of a claim went into it: their costs as several `Finished` would have them, of
+    #: `tickets` rows each.
+    costs: Sequence[Sequence[float]] = ()
+    tickets: int = 0

@@ -59,6 +59,9 @@ class BoundRecipe(Protocol):
     """A recipe in the hands of one worker, for one epoch."""
 
     @property
+    def recipe(self) -> Recipe: ...
+
+    @property
     def steps(self) -> Sequence[Callable[[Any], Any]]:
         """What makes a sample of an index: the dataset, then each transform."""
 
@@ -95,6 +98,10 @@ class Recipe(Protocol):
     @property
     def row_writer(self) -> RowWriter | None:
         """None: every batch goes through `collate`."""
+
+    @property
+    def collates_by_default(self) -> bool:
+        """Batches are made by torch's own functions, which draw no random numbers."""
 
     def bind(self, worker: Worker) -> BoundRecipe:
         """The recipe for `worker`, in whose thread this is called, for every job."""

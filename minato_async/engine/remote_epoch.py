@@ -140,14 +140,20 @@ class RemoteMapEpoch(MapEpoch):
     def parks(self) -> bool:
         return False  # a process has nobody to make room for
 
-    def free_blocks(self, batch: Batch) -> None:
-        """`batch` is collated: the blocks of its samples are free for others."""
+    def made(self, batch: Batch, content: Any, failure: Any) -> None:
+        """A worker has collated `batch`, or cannot: the blocks of its samples are free for
+        others."""
         if self._together:  # some may stand for keys of the user's
             self._due.drop([sample for sample in batch.samples if isinstance(sample, Rerun)])
         batch.samples = []
+        self.collated(batch, content, failure)
 
     def packed(self, samples: Sequence[Any], packing: float, costs: Sequence[float]) -> None:
-        """`samples`, made at these costs, were packed in `packing` seconds."""
+        """`samples`, made at these costs, were packed in `packing` seconds, if they could be."""
+        if any(isinstance(sample, Rerun) for sample in samples):
+            self.cannot_travel = True
+            self.keep_together()
+            return
         nbytes = sum(sample.nbytes for sample in samples)
         self._travel.packed(len(samples), nbytes, packing, costs)
         self._see_whether_travel_pays()
@@ -178,20 +184,6 @@ class RemoteMapEpoch(MapEpoch):
             else:
                 waiting.append(batch)
         super().leave_to_collate(waiting)
-
-    def put_back(self, block: Block, start: int, stop: int) -> None:
-        """The rows from `start` up to `stop` that nobody has decided are run again, or for the
-        first time."""
-        row = start
-        while row < stop:
-            if block.settled[row]:
-                row += 1
-                continue
-            decided = block.settled.find(1, row, stop)
-            following = stop if decided < 0 else decided
-            self.feed.put_back(block, row, following)
-            row = following
-        self.wake_for_work()
 
     def collated(self, batch: Batch, content: Any, failure: Any) -> None:
         if content is not None and not self._together:

@@ -13,7 +13,7 @@ import torch
 from minato_async import MinatoLoader, SampleCancelled, checkpoint
 from minato_async.checkpoint import current
 from minato_async.compose import Parts, add_checkpoints
-from minato_async.engine import jobs
+from minato_async.engine import thread_jobs
 from minato_async.replica import Code, Replica
 
 from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for
@@ -167,7 +167,7 @@ class TestParking:
     one goes on, and the other waits while others run in its place."""
 
     def start(self, monkeypatch: pytest.MonkeyPatch, hold_others: bool = False) -> Any:
-        monkeypatch.setattr(jobs, "PARKING", PATIENCE)
+        monkeypatch.setattr(thread_jobs, "PARKING", PATIENCE)
         dataset = Slow(16, slow=2)
         if hold_others:
             dataset.fast.clear()
@@ -219,7 +219,7 @@ class TestParking:
 
     def test_it_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sample that goes on needs what the parked one has to do first."""
-        monkeypatch.setattr(jobs, "PARKING", 0.05)
+        monkeypatch.setattr(thread_jobs, "PARKING", 0.05)
         monkeypatch.setattr("minato_async.engine.threshold.STUCK", 1e9)
         here, both, first_done = threading.Semaphore(0), threading.Event(), threading.Event()
         order: list[int] = []

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import get_worker_info
 
 from minato_async import MinatoLoader, checkpoint, share
-from minato_async.engine import jobs
+from minato_async.engine import thread_jobs
 from minato_async.executors.threads import ThreadExecutor
 
 from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for
@@ -51,7 +51,7 @@ class Inside:
 def test_one_that_takes_the_place_of_a_parked_one_has_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jobs, "PARKING", PATIENCE)
+    monkeypatch.setattr(thread_jobs, "PARKING", PATIENCE)
     inside = Inside()
 
     def load(index: int) -> int:
