@@ -13,11 +13,12 @@ from minato_async.compose import add_checkpoints
 from minato_async.datapipes import PipeSharding, seed_pipe
 from minato_async.dataset import as_it_is
 from minato_async.engine.bell import DueBells
+from minato_async.engine.orders import Collated
 from minato_async.engine.remote_shards import FinishBatch, ReadShard, ShardRead
 from minato_async.engine.shard_jobs import ReadJob, close_shard
 from minato_async.engine.shards import Shard, ShardBatch, ShardPass, ShardRecipe
 from minato_async.process_samples import EpochPayload
-from minato_async.process_shared import Finishing, ReadRawJob
+from minato_async.process_shared import FinishJob, ReadRawJob
 from minato_async.process_worker import Desk
 from minato_async.replica import Code, Replica
 from minato_async.transport.failures import pack_error
@@ -72,12 +73,13 @@ class ShardRunner:
         )
 
     def run(self, order: ReadShard | FinishBatch) -> Sequence[Any]:
-        if isinstance(order, FinishBatch):
-            shard = self._shard(order.number)
-            return [Finishing(order, shard, self._recipe, self._desk).run()]
-        source = self._pass(order.number)
         reading = _Reading(self._desk)
         # Its own lock and bells: nobody else is here.
+        if isinstance(order, FinishBatch):
+            given = ShardPass(self._shard(order.number), self._recipe)
+            FinishJob(order, given, reading, self._recipe, reading, self._desk).run(self._desk)
+            return [Collated(event.content, event.failure) for event in reading.events]
+        source = self._pass(order.number)
         if not self._plan.shares:
             ReadJob(source, reading, self._recipe, reading).run(self._desk)
             return reading.events
@@ -126,12 +128,10 @@ class _Reading:
         return self._desk.abandoned
 
     def read(self, source: ShardPass, batch: ShardBatch | None, ended: bool) -> None:
-        if batch is None:
-            event = ShardRead(0, 0, ended, None, None, False)
-        elif batch.failure is not None:
-            event = ShardRead(0, 0, ended, None, pack_error(batch.failure), True)
-        else:
-            event = ShardRead(batch.indices[0], len(batch.indices), ended, None, None, False)
+        failure = None if batch is None or batch.failure is None else pack_error(batch.failure)
+        ordinals: Sequence[int] = () if batch is None else batch.indices
+        first = ordinals[0] if ordinals else 0
+        event = ShardRead(first, len(ordinals), ended, None, failure)
         self.events.append(event)
 
     def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:

@@ -6,24 +6,19 @@ the samples of a batch as one where they are only to be collated. The parent pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from minato_async.checkpoint import SampleCancelled
-from minato_async.engine.orders import Collated
 from minato_async.engine.reader import Reader
 from minato_async.engine.recipe import Streams
 from minato_async.engine.remote_shards import FinishBatch
 from minato_async.engine.shard_jobs import Guard, ReadingEpoch, ReadJob, initialise
-from minato_async.engine.shards import Shard, ShardBatch, ShardPass, ShardRecipe
-from minato_async.errors import name_batch, name_read
+from minato_async.engine.shards import ShardBatch, ShardPass, ShardRecipe
+from minato_async.errors import name_read
 from minato_async.process_worker import Desk
-from minato_async.transport.failures import pack_error
 from minato_async.transport.packing import Packed
-from minato_async.worker_info import shown
-from minato_async.workers import current_state
 
 
 class RawSample(NamedTuple):
@@ -37,48 +32,33 @@ class RawSample(NamedTuple):
     inference: bool
 
 
-class Steps:
-    """Applies the steps to raw samples, one after the other."""
+class StepsReader(Reader):
+    """Applies the steps to raw samples that were read before, from ordinal `first` on. What is not
+    raw is finished."""
 
-    def __init__(self, recipe: ShardRecipe, desk: Desk, streams: Streams) -> None:
-        self._recipe = recipe
+    def __init__(self, samples: Iterable[Any], first: int, recipe: ShardRecipe, desk: Desk) -> None:
+        super().__init__(iter(samples), recipe.batch_size, False, recipe.transforms)
+        self.ordinal, self._named = first - 1, first
         self._desk = desk
-        self._streams = streams
-        #: The sample that it is at, and what that is in.
-        self.ordinal = self.step = 0
 
-    def run(self, first: int, samples: Sequence[Any]) -> list[Any]:
-        """What becomes of the samples from ordinal `first` on; those that are not raw are
-        finished. Raises what a step raises."""
-        made = []
-        for self.ordinal, sample in enumerate(samples, first):
-            self.step = 0
-            self._streams.ticket = self.ordinal
-            made.append(self._made_of(sample) if isinstance(sample, RawSample) else sample)
-        return made
-
-    def _made_of(self, raw: RawSample) -> Any:
-        self._streams.attach(raw.stream)
-        value = raw.packed.copy(self._desk.memory)
-        with torch.inference_mode(raw.inference):
-            torch.set_grad_enabled(raw.grad)
-            for transform in self._recipe.transforms:
-                self.step += 1
-                value = transform(value)
-        return value
+    def _take(self, sample: Any, streams: Streams) -> Any:
+        if not isinstance(sample, RawSample):
+            return sample
+        streams.attach(sample.stream)
+        value = sample.packed.copy(self._desk.memory)
+        with torch.inference_mode(sample.inference):
+            torch.set_grad_enabled(sample.grad)
+            return super()._take(value, streams)
 
 
 class RawReader(Reader):
     """Reads samples that the steps are yet to be applied to. From the first that cannot be pickled
     on, it applies them itself."""
 
-    def __init__(
-        self, iterator: Iterator[Any], recipe: ShardRecipe, desk: Desk, streams: Streams
-    ) -> None:
+    def __init__(self, iterator: Iterator[Any], recipe: ShardRecipe, desk: Desk) -> None:
         super().__init__(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
         self._recipe = recipe
         self._desk = desk
-        self._steps = Steps(recipe, desk, streams)
         self._travel = True
         self._taken: list[Any] = []
 
@@ -91,7 +71,7 @@ class RawReader(Reader):
         except BaseException as error:
             failure = error
         if not samples:
-            self._finish_lost(first)
+            self._finish_lost(first, streams)
         if failure is not None:
             raise failure
         return samples
@@ -111,12 +91,13 @@ class RawReader(Reader):
                 return sample
         return super()._take(sample, streams)
 
-    def _finish_lost(self, first: int) -> None:
+    def _finish_lost(self, first: int, streams: Streams) -> None:
         """The samples taken will not be delivered. If one of them fails, that came first."""
+        steps = StepsReader(self._taken, first, self._recipe, self._desk)
         try:
-            self._steps.run(first, self._taken)
+            steps.read(streams)
         except BaseException:
-            self._named, self.step = self._steps.ordinal, self._steps.step
+            self._named, self.step = steps._named, steps.step
             raise
         finally:
             release(self._taken, self._desk)
@@ -136,7 +117,7 @@ class ReadRawJob(ReadJob):
         self.states: list[Any] = []
 
     def _reader(self, iterator: Iterator[Any]) -> Reader:
-        return RawReader(iterator, self._recipe, self._desk, current_state().streams)
+        return RawReader(iterator, self._recipe, self._desk)
 
     def _collate(
         self, batch: ShardBatch, streams: Streams, worker: str
@@ -152,77 +133,50 @@ class ReadRawJob(ReadJob):
             self.packed = [sample.packed for sample in samples]
             self.states = [sample[1:] for sample in samples]
             return None, None
-        shard, first = batch.source.shard.number, batch.indices[0]
+        shard = batch.source.shard.number
         streams.begin(lambda ordinal: self._recipe.seed(shard, ordinal))
-        steps = Steps(self._recipe, self._desk, streams)
+        steps = StepsReader(samples, batch.indices[0], self._recipe, self._desk)
         try:
-            batch.samples = steps.run(first, samples)
+            batch.samples = steps.read(streams)
         except BaseException as error:
-            return None, steps_failed(error, shard, steps, self._recipe, self._desk)
+            step = self._recipe.step_name(steps.step)
+            return None, name_read(error, f"shard {shard}, {steps.sample}", step, worker)
         else:
             return super()._collate(batch, streams, worker)
         finally:
             release(samples, self._desk)
 
 
-class Finishing:
-    """Applies the steps to what another process has read, and collates it."""
+class FinishJob(ReadJob):
+    """As `ReadJob`, for what another process has read."""
 
-    def __init__(self, order: FinishBatch, shard: Shard, recipe: ShardRecipe, desk: Desk) -> None:
+    def __init__(
+        self,
+        order: FinishBatch,
+        source: ShardPass,
+        epoch: ReadingEpoch,
+        recipe: ShardRecipe,
+        sync: Guard,
+        desk: Desk,
+    ) -> None:
+        super().__init__(source, epoch, recipe, sync)
         self._order = order
-        self._shard = shard
-        self._recipe = recipe
         self._desk = desk
-        self._streams = current_state().streams
-        self._steps = Steps(recipe, desk, self._streams)
-        #: None: they are not made yet.
-        self._samples: list[Any] | None = None
 
-    def run(self) -> Collated:
-        recipe = self._recipe
-        torch.set_grad_enabled(recipe.grad)
-        recipe.autocast.apply()
-        with shown(self._shard.info):
-            try:
-                return Collated(recipe.context.copy().run(self._batch), None)
-            except BaseException as error:
-                if isinstance(error, SampleCancelled) and self._desk.abandoned:
-                    raise
-                return Collated(None, pack_error(self._named(error)))
+    def _open(self, streams: Streams) -> Reader:
+        initialise(self._source.shard, self._recipe, streams)
+        return StepsReader(self._given(), self._order.first, self._recipe, self._desk)
 
-    def _batch(self) -> Any:
-        order, streams, number = self._order, self._streams, self._shard.number
-        streams.begin(lambda ordinal: self._recipe.seed(number, ordinal))
-        initialise(self._shard, self._recipe, streams)
+    def _given(self) -> Iterator[Any]:
+        order = self._order
         if order.states:
             packed = zip(order.packed, order.states, strict=True)
-            samples = self._steps.run(order.first, [RawSample(p, *state) for p, state in packed])
-        else:
-            samples = order.packed[0].copy(self._desk.memory)
-        self._samples = samples
-        streams.begin(lambda _: self._recipe.seed(number, self._ordinals))
-        streams.ticket = samples
-        return self._recipe.collate(samples)
+            return (RawSample(sample, *state) for sample, state in packed)
+        return self._unpacked(order.packed[0])
 
-    @property
-    def _ordinals(self) -> tuple[int, ...]:
-        first, samples = self._order.first, self._samples or ()
-        return tuple(range(first, first + len(samples)))
-
-    def _named(self, error: BaseException) -> BaseException:
-        name, where = self._desk.name, f"shard {self._shard.number}"
-        if not self._shard.initialised:
-            return name_read(error, f"{where}, before its first sample", "worker_init_fn", name)
-        if self._samples is None:
-            return steps_failed(error, self._shard.number, self._steps, self._recipe, self._desk)
-        return name_batch(error, self._ordinals, self._samples, f"{name}, {where}")
-
-
-def steps_failed(
-    error: BaseException, shard: int, steps: Steps, recipe: ShardRecipe, desk: Desk
-) -> BaseException:
-    where = f"shard {shard}, sample {steps.ordinal}"
-    return name_read(error, where, recipe.step_name(steps.step), desk.name)
+    def _unpacked(self, samples: Packed) -> Iterator[Any]:
+        # When they are asked for: it may raise.
+        yield from samples.copy(self._desk.memory)
 
 
 def release(samples: Sequence[Any], desk: Desk) -> None:

@@ -44,11 +44,9 @@ class ShardRead(NamedTuple):
     first: int
     samples: int
     ended: bool
-    #: Packed; one of the two.
+    #: Packed; one of the two. A failure without samples came before there was a batch to collate.
     content: Any
     failure: Any
-    #: It failed before there was a batch to collate.
-    unread: bool
     #: What others are to finish, see `FinishBatch`.
     packed: list[Any] = []  # noqa: RUF012 - never changed
     states: Sequence[Any] = ()
@@ -199,7 +197,7 @@ class RemoteReadJob(RemoteShardJob):
 
     def _read(self, event: ShardRead) -> None:
         self._left = True
-        if event.unread:
+        if event.failure is not None and not event.samples:
             self._epoch.read_failed(self._source, event.failure, event.ended)
         elif not event.samples:
             self._epoch.read(self._source, None, event.ended)
