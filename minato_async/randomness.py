@@ -74,10 +74,11 @@ class ThreadRng:
 
 
 def _streams_here() -> SampleStreams:
-    streams = current.streams
+    streams: Any = current.streams
     if streams is None:
         raise RuntimeError("a worker's random state can be used on worker threads alone")
-    return streams
+    here: SampleStreams = streams
+    return here
 
 
 @contextmanager

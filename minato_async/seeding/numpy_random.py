@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.random import mtrand
 
-from minato_async.seeding.current import NO_SAMPLE, current
+from minato_async.seeding.current import NO_SAMPLE, Ticketed, current
 from minato_async.seeding.keys import nth
 from minato_async.seeding.rebinding import Replacements, mark, original_of
-
-if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
 
 # As with `random`, a sample's first eight draws of a single number come straight from a hash of its
 # seed, and the rest from a generator that takes long to seed. Numbers in the methods of
@@ -39,7 +36,7 @@ class NumpyStream:
 
     __slots__ = ("_generator", "_hashed_left", "_key", "_own", "_state", "_streams", "sample")
 
-    def __init__(self, streams: SampleStreams) -> None:
+    def __init__(self, streams: Ticketed) -> None:
         self._streams = streams
         #: The ticket of the sample that the state belongs to.
         self.sample: Any = NO_SAMPLE

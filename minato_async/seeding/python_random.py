@@ -5,14 +5,11 @@ from __future__ import annotations
 import _random
 import random
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minato_async.seeding.current import NO_SAMPLE, current
+from minato_async.seeding.current import NO_SAMPLE, Ticketed, current
 from minato_async.seeding.keys import nth
 from minato_async.seeding.rebinding import Replacements
-
-if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
 
 # A sample's first eight draws come straight from a hash of its seed. Seeding a Mersenne Twister
 # from 64 bits costs as much as a dozen of them, and most samples draw less than that.
@@ -36,7 +33,7 @@ class PythonStream:
 
     __slots__ = ("_gauss_next", "_hashed_left", "_key", "_streams", "_twister", "sample")
 
-    def __init__(self, streams: SampleStreams) -> None:
+    def __init__(self, streams: Ticketed) -> None:
         self._streams = streams
         #: The ticket of the sample that the fields below belong to.
         self.sample: Any = NO_SAMPLE

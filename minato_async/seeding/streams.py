@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minato_async.seeding.current import NO_SAMPLE, current
+from minato_async.seeding.current import NO_SAMPLE, Streams, current
 from minato_async.seeding.python_random import (
     PythonState,
     PythonStream,
@@ -154,7 +154,7 @@ class Activation:
 
     def __init__(self, streams: SampleStreams) -> None:
         self._streams = streams
-        self._before: list[tuple[SampleStreams | None, TorchStream | None]] = []
+        self._before: list[tuple[Streams | None, Any]] = []
 
     def __enter__(self) -> SampleStreams:
         self._before.append((current.streams, current.torch))

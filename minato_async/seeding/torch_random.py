@@ -6,15 +6,12 @@ import ctypes
 import secrets
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from minato_async.seeding.current import NO_SAMPLE, current
+from minato_async.seeding.current import NO_SAMPLE, Ticketed, current
 from minato_async.seeding.rebinding import redirect
-
-if TYPE_CHECKING:
-    from minato_async.seeding.streams import SampleStreams
 
 #: State of a `TorchStream`: the CPU generator's, the seed for other devices, theirs by name.
 TorchState = tuple[bytes, int, dict[str, bytes]]
@@ -38,7 +35,7 @@ class TorchStream:
         "streams",
     )
 
-    def __init__(self, streams: SampleStreams) -> None:
+    def __init__(self, streams: Ticketed) -> None:
         self.streams = streams
         #: The ticket of the sample that the generators' states belong to.
         self.sample: Any = NO_SAMPLE
