@@ -14,7 +14,7 @@ from torch.utils.data import default_collate, default_convert
 from minato_async.autocast import Autocast
 from minato_async.datapipes import seed_pipe, settings_for
 from minato_async.dataset import as_it_is, finisher
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.reader import Reader

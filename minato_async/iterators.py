@@ -14,13 +14,14 @@ from torch.autograd import profiler
 
 from minato_async import process_wide
 from minato_async.dataset import Bound, MapRecipe
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.engine import Engine, ExecutorFactory
 from minato_async.engine.epoch import Epoch
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.map_epoch import MapEpoch
-from minato_async.engine.remote_epoch import RemoteMapEpoch
+from minato_async.engine.process_epoch import ProcessMapEpoch
 from minato_async.engine.scheduler import make_scheduler
+from minato_async.engine.thread_epoch import ThreadMapEpoch
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.threads import ThreadExecutor
@@ -457,11 +458,13 @@ class MapIterator(EngineIterator):
                 )
                 self._engine = self._new_engine(self._remote.new_executor)
             context = self._remote.next_epoch(loader, recipe.seeds)
-            start = partial(RemoteMapEpoch, recipe, order, self._options.window, threshold, context)
+            start = partial(
+                ProcessMapEpoch, recipe, order, self._options.window, threshold, context
+            )
         else:
             if first:
                 self._engine = self._new_engine()
-            start = partial(MapEpoch, recipe, order, self._options.window, threshold)
+            start = partial(ThreadMapEpoch, recipe, order, self._options.window, threshold)
         self._epoch = self._engine.begin(start)
         #: Batches to draw ahead; None: as many as the window holds.
         self._most_ahead = self._options.batches_ahead

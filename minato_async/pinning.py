@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.remote_epoch import Done
 from minato_async.errors import name_batch
 from minato_async.openmp import use_one_thread_here

@@ -13,7 +13,7 @@ from minato_async.autocast import Autocast
 from minato_async.changes import Change, Path, apply
 from minato_async.checkpoint import current
 from minato_async.dataset import Bound, MapRecipe
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Block
 from minato_async.engine.lanes import Sample
 from minato_async.engine.orders import (

@@ -9,123 +9,13 @@ Everything here is plain state: the caller holds the engine's lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
+from minato_async.engine.batch import Batch, Place
 from minato_async.engine.feed import Block
 
 #: Whole batches that may be reserved while another is being formed sample by sample.
 OVERTAKING = 2
-
-
-class Batch:
-    """Samples on their way to the consumer as one item.
-
-    Its content is set once by the worker that collates it; a batch that cannot be had carries
-    the `failure` to raise in the consumer instead.
-    """
-
-    __slots__ = (
-        "content",
-        "failed_row",
-        "failure",
-        "held",
-        "holes",
-        "indices",
-        "lost",
-        "missing",
-        "number",
-        "owner",
-        "ready",
-        "rows",
-        "samples",
-        "size",
-        "unit",
-        "void",
-    )
-
-    def __init__(self, size: int, unit: int, indices: Sequence[Any] = ()) -> None:
-        self.unit = unit
-        self.size = size
-        #: Made when the first sample comes, unless one worker brings them all.
-        self.samples: list[Any] = []
-        #: The index of the sample in each row, for error messages. Whoever changes it makes a
-        #: copy: a batch as drawn shares it with its block.
-        self.indices: Sequence[Any] = indices
-        self.missing = size
-        #: Rows whose samples keep a place in the window until the batch is delivered.
-        self.held = 0
-        #: Rows whose samples were skipped.
-        self.holes: list[int] = []
-        #: All of them were: there is nothing to give to the consumer.
-        self.void = False
-        #: Where large samples are written in place; made by the first one that pays.
-        self.rows: Any = None
-        self.failure: BaseException | None = None
-        self.failed_row = size
-        #: One of its samples failed: the others are dropped as they come.
-        self.lost = False
-        self.content: Any = None
-        self.ready = False
-        #: Made of ready samples: its place in the order in which such batches were begun.
-        self.number: int | None = None
-        #: As its block's.
-        self.owner: int | None = None
-
-    def put(self, row: int, samples: list[Any]) -> None:
-        """Fill the places from `row` on. The list is the batch's own from now on."""
-        count = len(samples)
-        if count == self.size:
-            self.samples = samples
-        else:
-            if not self.samples:
-                self.samples = [None] * self.size
-            self.samples[row : row + count] = samples
-        self.missing -= count
-        self.held += count
-
-    def skip(self, row: int) -> None:
-        """The place `row` stays empty."""
-        self.holes.append(row)
-        self.missing -= 1
-
-    def close_holes(self) -> None:
-        """Before collating: the samples that were not skipped move together. The batch is void
-        if there are none."""
-        self.void = len(self.holes) == self.size
-        self.indices = list(self.indices)
-        for row in sorted(self.holes, reverse=True):
-            del self.indices[row]
-            if self.samples:
-                del self.samples[row]
-        self.size = len(self.indices)
-        self.holes.clear()
-
-    def take_content(self) -> Any:
-        """The content, which the batch does not keep: it is the consumer's to free."""
-        content, self.content = self.content, None
-        return content
-
-    def take_failure(self) -> Any:
-        """The failure, which the batch does not keep: where it was raised leads to the batch."""
-        failure, self.failure = self.failure, None
-        return failure
-
-    def forget_samples(self) -> None:
-        self.samples = []
-        self.rows = None
-        self.held = 0
-
-    def shorten(self) -> None:
-        """Give up the places that nothing will fill, all of them at the end."""
-        self.size -= self.missing
-        self.indices = self.indices[: self.size]
-        del self.samples[self.size :]
-        self.missing = 0
-
-
-#: Consecutive rows of a batch: the batch, the first row, how many.
-Place = tuple[Batch, int, int]
 
 
 class BatchBuilder(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from time import monotonic
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.displacement import Displacement
 from minato_async.executors.base import Ringable

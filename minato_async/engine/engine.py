@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.advice import Advice
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.coordinator import Consumption, Coordinator
 from minato_async.engine.event_loop import EventLoopThread

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
-from minato_async.engine.batches import AsDrawn, Batch, BatchBuilder, ReadyFirst
+from minato_async.engine.batch import Batch
+from minato_async.engine.batches import AsDrawn, BatchBuilder, ReadyFirst
 from minato_async.engine.bell import DueBells
 from minato_async.engine.claim_size import ClaimSize
 from minato_async.engine.delivery import Delivery

@@ -8,12 +8,10 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
-
-if TYPE_CHECKING:
-    from minato_async.engine.batches import Batch
 
 
 class Block:

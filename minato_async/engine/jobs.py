@@ -7,14 +7,10 @@ said, the caller of a method holds the engine's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Sample
+from minato_async.engine.map_epoch import MapEpoch
 from minato_async.errors import Unmade, shown, took_too_long
-
-if TYPE_CHECKING:
-    from minato_async.engine.map_epoch import MapEpoch
 
 
 class SampleJob:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.slots import Slots

@@ -1,22 +1,22 @@
-"""The epoch of a map-style dataset: its state, its lanes and its jobs."""
+"""The epoch of a map-style dataset: its state, its lanes, and who gets which job next."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.costs import RecentCosts, summary
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Lanes, Sample
 from minato_async.engine.loading import Sync
 from minato_async.engine.recipe import Recipe
-from minato_async.engine.thread_jobs import ThreadClaimJob, ThreadFailedJob, ThreadSlowJob
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import Unmade
 from minato_async.executors.base import Job, Worker
@@ -26,7 +26,7 @@ from minato_async.stats import Stats, StepCosts
 _CHEAP_STRIDE = 16
 
 
-class MapEpoch(Epoch):
+class MapEpoch(Epoch, ABC):
     """The epoch of a map-style dataset. The caller of every method holds the engine's lock."""
 
     def __init__(
@@ -153,22 +153,27 @@ class MapEpoch(Epoch):
     def worker_ended(self, worker: Worker, how: str) -> None:
         """Any other does as well, or the next one of this number."""
 
+    # What a worker does is the executor's affair: these are called with the engine's lock held.
+
+    @abstractmethod
     def _left_over_job(self) -> Job:
-        claim = self._take_left_over()
-        assert claim is not None
-        return ThreadClaimJob(claim, self)
+        """Collates batches of `_left_over`, of which there is at least one."""
 
+    @abstractmethod
     def _collate_job(self, batch: Batch) -> Job:
-        return ThreadClaimJob(Claim(Block(0, (), 1), 0, 0, (batch,)), self)
+        """Collates `batch`, which is complete."""
 
+    @abstractmethod
     def _claim_job(self, claim: Claim) -> Job:
-        return ThreadClaimJob(claim, self)
+        """Runs the tickets of `claim`."""
 
+    @abstractmethod
     def _slow_job(self, sample: Sample) -> Job:
-        return ThreadSlowJob(sample, self)
+        """Goes on with a diverted sample."""
 
+    @abstractmethod
     def _failed_job(self, block: Block, row: int, error: Unmade) -> Job:
-        return ThreadFailedJob(block, row, error, self)
+        """Does what is to be done about a sample that has expired."""
 
     def wake_for_work(self) -> None:
         self.sync.wake_workers(self.jobs_waiting)

@@ -7,24 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.claim_size import ClaimSize
 from minato_async.engine.epoch import Order
-from minato_async.engine.feed import Block, Claim
-from minato_async.engine.lanes import Sample
+from minato_async.engine.feed import Block
 from minato_async.engine.loading import Sync
 from minato_async.engine.map_epoch import MapEpoch
-from minato_async.engine.orders import CollateBatch, Rerun
+from minato_async.engine.orders import Rerun
 from minato_async.engine.recipe import Recipe
-from minato_async.engine.remote_jobs import (
-    RemoteClaimJob,
-    RemoteCollateJob,
-    RemoteFailedJob,
-    RemoteSlowJob,
-)
 from minato_async.engine.threshold import Threshold
 from minato_async.engine.travel import Travel
-from minato_async.errors import Unmade
 from minato_async.executors.base import Job
 
 #: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
@@ -71,8 +63,8 @@ class Context:
 
 
 class RemoteMapEpoch(MapEpoch):
-    """As `MapEpoch`, with jobs that are sent away. Samples are what the workers packed; nothing
-    here looks inside. The caller of every method holds the engine's lock."""
+    """As `MapEpoch`, for jobs that are sent away. Samples are what the workers packed; nothing here
+    looks inside. The caller of every method holds the engine's lock."""
 
     def __init__(
         self,
@@ -96,45 +88,6 @@ class RemoteMapEpoch(MapEpoch):
         self.cannot_travel = False
         #: How often workers have died over a ticket, or over a batch.
         self.deaths: dict[tuple[object, int], int] = {}
-
-    def _left_over_job(self) -> Job:
-        return self._collate_job(self._left_over.pop(0))
-
-    def _collate_job(self, batch: Batch) -> Job:
-        return RemoteCollateJob(batch, self)
-
-    def _claim_job(self, claim: Claim) -> Job:
-        if claim.completed:
-            (empty,) = claim.completed
-            return RemoteCollateJob(empty, self)
-        block = claim.block
-        rows = claim.stop - claim.start
-        if any(block.settled[claim.start : claim.stop]):
-            return RemoteClaimJob(claim, False, None, self)
-        if rows == len(block.indices):
-            whole = self._may_reserve(block) and self._builder.reserve(block)
-            return RemoteClaimJob(claim, whole, None, self)
-        batch = block.batch
-        if batch is not None and batch.missing == rows and not (batch.lost or batch.holes):
-            # All others are there: whoever runs these makes the batch.
-            given = CollateBatch(batch.indices, batch.samples)
-            return RemoteClaimJob(claim, True, given, self)
-        return RemoteClaimJob(claim, False, None, self)
-
-    def _may_reserve(self, block: Block) -> bool:
-        """Whether one worker may make a batch of `block`, if nothing comes in between."""
-        if self._as_drawn or not self._reserves:
-            return self._reserves
-        # The short block at the end has to be there for what is missing of others, if samples
-        # fail: unless there are no others, or its samples cannot travel.
-        short = block.samples < self._batch_size
-        return not short or self.cannot_travel or self._unfilled == len(block.indices)
-
-    def _slow_job(self, sample: Sample) -> Job:
-        return RemoteSlowJob(sample, self)
-
-    def _failed_job(self, block: Block, row: int, error: Unmade) -> Job:
-        return RemoteFailedJob(block, row, error, self)
 
     @property
     def parks(self) -> bool:

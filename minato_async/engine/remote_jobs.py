@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.jobs import ClaimJob, FailedJob, SampleJob, SlowJob
 from minato_async.engine.lanes import Sample
@@ -26,12 +26,10 @@ from minato_async.engine.orders import (
     RunClaim,
     Slow,
 )
+from minato_async.engine.remote_epoch import RemoteMapEpoch
 from minato_async.errors import Unmade, name_sample, shown
 from minato_async.executors.base import Progress, Worker
 from minato_async.transport.failures import PackedError
-
-if TYPE_CHECKING:
-    from minato_async.engine.remote_epoch import RemoteMapEpoch
 
 #: The failure of a sample, given its index.
 Refusal = Callable[[Any], Unmade]

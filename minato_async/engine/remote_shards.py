@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.job import UnwatchedJob
 from minato_async.engine.loading import Sync
 from minato_async.engine.orders import Collated

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minato_async.checkpoint import Interruptible, SampleCancelled, current
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Block
 from minato_async.engine.lanes import Sample
 from minato_async.engine.recipe import BoundRecipe

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minato_async.autocast import Autocast
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
 from minato_async.engine.reader import Reader

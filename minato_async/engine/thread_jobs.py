@@ -5,19 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minato_async.checkpoint import SampleCancelled, current
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.jobs import ClaimJob, FailedJob, SampleJob, SlowJob
 from minato_async.engine.lanes import Parked, Sample
+from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.runner import Runner
 from minato_async.errors import forget_frames
 from minato_async.executors.base import Worker
-
-if TYPE_CHECKING:
-    from minato_async.engine.map_epoch import MapEpoch
 
 #: Seconds that a worker waits at a checkpoint for the engine's lock, which is held for
 #: microseconds. Bounded, because user code may hold locks here: where Python itself runs a

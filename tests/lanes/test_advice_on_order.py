@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from minato_async import MinatoLoader
 from minato_async.engine import advice, coordinator
 from minato_async.engine.advice import Advice, Adviser, Observation
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import Bell, DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.order import choose_order

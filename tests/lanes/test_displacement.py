@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato_async import MinatoLoader
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Epoch, Order
 

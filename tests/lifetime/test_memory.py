@@ -16,7 +16,7 @@ import torch
 from minato_async import MinatoLoader, share
 from minato_async.engine.engine import Engine
 from minato_async.engine.event_loop import EventLoopThread
-from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.thread_epoch import ThreadMapEpoch
 from minato_async.executors.threads import ThreadExecutor
 from minato_async.seeding.streams import SampleStreams
 from tests.lifetime.support import (
@@ -224,7 +224,7 @@ def test_workers_that_ended_leave_nothing_to_the_collector(taken: int) -> None:
     """On free-threaded Python it comes only after hundreds of epochs."""
 
     def machinery() -> list[str]:
-        kinds = (Engine, EventLoopThread, ThreadExecutor, MapEpoch, SampleStreams)
+        kinds = (Engine, EventLoopThread, ThreadExecutor, ThreadMapEpoch, SampleStreams)
         return [type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds]
 
     with no_collector():

@@ -14,7 +14,7 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Order
 from minato_async.engine.loading import Sync
 from minato_async.engine.orders import Slow
-from minato_async.engine.remote_epoch import RemoteMapEpoch
+from minato_async.engine.process_epoch import ProcessMapEpoch
 from minato_async.engine.slots import Slots
 from minato_async.engine.threshold import Threshold
 from minato_async.executors.progress import RECORD, Status
@@ -68,9 +68,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def job_of(progress: Any, keys: int = 4) -> tuple[Any, RemoteMapEpoch]:
+def job_of(progress: Any, keys: int = 4) -> tuple[Any, ProcessMapEpoch]:
     sync = Sync(threading.RLock(), DueBells(), *[lambda _: None] * 2, Slots(1, 1), lambda: None)
-    epoch = RemoteMapEpoch(
+    epoch = ProcessMapEpoch(
         Recipe(),  # type: ignore[arg-type]
         Order(True, True),
         None,
@@ -85,7 +85,7 @@ def job_of(progress: Any, keys: int = 4) -> tuple[Any, RemoteMapEpoch]:
     return job, epoch
 
 
-def failed(epoch: RemoteMapEpoch) -> list[int]:
+def failed(epoch: ProcessMapEpoch) -> list[int]:
     return [row for _, row, _ in epoch._failed]
 
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from minato_async.engine.batches import AsDrawn, Batch, ReadyFirst
+from minato_async.engine.batch import Batch
+from minato_async.engine.batches import AsDrawn, ReadyFirst
 from minato_async.engine.feed import Block
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim

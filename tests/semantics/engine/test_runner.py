@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minato_async.checkpoint import SampleCancelled
-from minato_async.engine.batches import Batch
+from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Block
 from minato_async.engine.lanes import Sample
 from minato_async.engine.recipe import OnError, Streams
