@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from minato_async.autocast import Autocast
 from minato_async.datapipes import seed_pipe, settings_for
@@ -35,9 +35,6 @@ from minato_async.replica import Replica
 from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
 
-if TYPE_CHECKING:
-    from minato_async.loader import MinatoLoader
-
 
 class ShardedIterator(EngineIterator):
     """Over an iterable dataset, through workers that advance its shards.
@@ -55,7 +52,7 @@ class ShardedIterator(EngineIterator):
     _elsewhere = False
     _homes: dict[int, Worker]
 
-    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
         if first:
             self._open(loader)
         else:
@@ -72,7 +69,7 @@ class ShardedIterator(EngineIterator):
         if first:
             self._engine = self._open_engine(loader, recipe)
         ahead = self._options.batches_ahead
-        keeps_order = choose_order(loader, loader.in_order).by_position
+        keeps_order = choose_order(loader, check_options(loader).in_order).by_position
         ahead = None if ahead is None else ahead // len(self._shards)
         window = self._options.window
         start: Callable[[Sync], Loading]
@@ -92,7 +89,7 @@ class ShardedIterator(EngineIterator):
             )
         self._epoch = self._engine.begin(start)
 
-    def _open_engine(self, loader: MinatoLoader[Any], recipe: ShardRecipe) -> Engine:
+    def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> Engine:
         if not self._elsewhere:
             return self._new_engine()
         # A shard's iterator cannot leave its process: so there are as many as there are shards.
@@ -103,15 +100,15 @@ class ShardedIterator(EngineIterator):
         pipes = None if self._pipes is None else self._pipes.sharding
         # What torch's own collating takes is no more than packing would.
         collates = loader.collate_fn not in (default_collate, default_convert)
-        shares = loader.iterable_mode == "shared" and self._options.num_workers > 1
+        shares = self._options.iterable_mode == "shared" and self._options.num_workers > 1
         shares = shares and (collates or bool(recipe.transforms))
         plan = ShardPlan(loader.dataset, recipe, make_info, pipes, self._pipe_seed, shares)
         make_runner = partial(ShardRunner, plan)
         self._remote = RemoteLoading(loader, make_runner, self._base_seed, self._options)
         return self._new_engine(self._remote.new_executor)
 
-    def _open(self, loader: MinatoLoader[Any]) -> None:
-        count = 1 if loader.iterable_mode == "shared" else loader.num_workers
+    def _open(self, loader: DataLoader[Any]) -> None:
+        count = 1 if self._options.iterable_mode == "shared" else loader.num_workers
         self._pipes = settings_for(loader, count)
         self._elsewhere, self._homes = self._options.executor == "process", {}
         self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
@@ -149,7 +146,7 @@ class ShardedIterator(EngineIterator):
 class SerialIterableIterator(SerialIterator):
     """Reads an iterable dataset in the consumer's thread (`num_workers=0`)."""
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self._pipes = settings_for(loader, 1)
         self._seed_pipe(loader)
@@ -158,20 +155,20 @@ class SerialIterableIterator(SerialIterator):
             self._pipes.sharding.shard(loader.dataset, 0)
         self._begin(loader)
 
-    def _seed_pipe(self, loader: MinatoLoader[Any]) -> None:
+    def _seed_pipe(self, loader: DataLoader[Any]) -> None:
         if self._pipes is not None:
             seed_pipe(loader.dataset, self._pipes.draw_seed(loader))
 
-    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._seed_pipe(loader)
         super()._reset(loader, first_iter)
 
-    def _begin(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         self._recipe = make_shard_recipe(loader, seeds)
         # The consumer's own random state is used, as with torch, unless a seed was given.
-        self._isolated = type(loader.seed) is int
+        self._isolated = type(check_options(loader).seed) is int
         with thread_streams(self._isolated) as streams:
             streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
             streams.ticket = -1
@@ -238,7 +235,7 @@ def _own_recipe(
 
 
 def make_shard_recipe(
-    loader: MinatoLoader[Any], seeds: EpochSeeds, finish: bool = True
+    loader: DataLoader[Any], seeds: EpochSeeds, finish: bool = True
 ) -> ShardRecipe:
     """How `loader` reads its dataset in the epoch that the calling thread starts. `finish`: batches
     are pinned where they are collated, if at all."""
@@ -287,7 +284,7 @@ class ReportedLength:
     as with torch.
     """
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         #: Set where `len(loader)` was asked for.
         self._reported: int | None = loader._IterableDataset_len_called
         self._dataset = loader.dataset

@@ -7,10 +7,11 @@ import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch.autograd import profiler
+from torch.utils.data import DataLoader
 
 from minato_async import process_wide
 from minato_async.dataset import Bound, MapRecipe
@@ -42,11 +43,26 @@ from minato_async.transport.failures import unpacked, without_variables
 from minato_async.worker_handles import WorkerHandle
 from minato_async.workers import WorkerSetup, worker_thread
 
-if TYPE_CHECKING:
-    from minato_async.loader import MinatoLoader
+
+class Owner(Protocol):
+    """What an iterator asks of the loader that made it, beside torch's attributes."""
+
+    _latest: weakref.ref[Any] | None
+    _replicas: ReplicaPool
+
+    def _count_epoch(self) -> int:
+        """The number of the epoch that begins, from 0."""
+
+    def _keep_stats(self, iterator: Any) -> None:
+        """`iterator` has come to its end."""
 
 
-def code_of(loader: MinatoLoader[Any]) -> Code:
+def owner(loader: DataLoader[Any]) -> Owner:
+    """`loader`, which is a `MinatoLoader`: this module is imported by that of the class."""
+    return cast(Owner, loader)
+
+
+def code_of(loader: DataLoader[Any]) -> Code:
     """What of the user's runs in the workers of `loader`."""
     options = check_options(loader)
     return Code(
@@ -69,7 +85,7 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
     torch's iterators has torch's names, and torch's meaning.
     """
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._kept_loader = loader if collates_itself(loader) else None
         self._index_sampler = loader._index_sampler
         self._dataset_kind = loader._dataset_kind
@@ -78,28 +94,29 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
-    def _start(self, loader: MinatoLoader[Any]) -> None:
+    def _start(self, loader: DataLoader[Any]) -> None:
         """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
         numbers that the user's code draws afterwards must be those it would get with torch."""
         self._sampler_iter = iter(self._index_sampler)
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed = int(drawn.item())
 
-    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch, whatever is left of this one. `loader` calls it where workers
         persist, through whatever a library has put around this iterator."""
         self._IterableDataset_len_called = loader._IterableDataset_len_called
-        loader._latest = weakref.ref(self)
+        owner(loader)._latest = weakref.ref(self)
 
     def _make_recipe(
-        self, loader: MinatoLoader[Any], replicas: WorkerReplicas | None = None
+        self, loader: DataLoader[Any], replicas: WorkerReplicas | None = None
     ) -> MapRecipe:
         setup = WorkerSetup(code_of(loader), loader.num_workers, self._base_seed, replicas)
-        return MapRecipe(loader, setup, self._make_seeds(loader), loader.check)
+        return MapRecipe(loader, setup, self._make_seeds(loader), check_options(loader).check)
 
-    def _make_seeds(self, loader: MinatoLoader[Any]) -> EpochSeeds:
-        seed = self._base_seed if loader.seed is None else loader.seed
-        return EpochSeeds(seed, loader._count_epoch())
+    def _make_seeds(self, loader: DataLoader[Any]) -> EpochSeeds:
+        given = check_options(loader).seed
+        seed = self._base_seed if given is None else given
+        return EpochSeeds(seed, owner(loader)._count_epoch())
 
     @property
     def stats(self) -> Stats:
@@ -166,7 +183,7 @@ class SerialIterator(LoaderIterator):
     _closed = False
     _num_yielded = 0
 
-    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._closed, self._num_yielded = False, 0
         # As with torch, later epochs draw no base seed.
@@ -174,7 +191,7 @@ class SerialIterator(LoaderIterator):
         self._begin(loader)
 
     @abstractmethod
-    def _begin(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         """Begin an epoch, for which the sampler has been asked already."""
 
     def _next_data(self) -> Any:
@@ -201,15 +218,15 @@ class SerialIterator(LoaderIterator):
 class SerialMapIterator(SerialIterator):
     """Loads a map-style dataset in the consumer's thread."""
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self._start(loader)
         self._begin(loader)
 
-    def _begin(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         self._recipe = self._make_recipe(loader)
         # The consumer's own random state is used, as with torch, unless a seed was given.
-        self._isolated = type(loader.seed) is int
+        self._isolated = type(check_options(loader).seed) is int
         self._repeats = RepeatCounter()
         self._position = 0
 
@@ -282,11 +299,11 @@ class EngineIterator(LoaderIterator):
     _engine: Engine
     _epoch: Loading
 
-    def __init__(self, loader: MinatoLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
         self._begin(loader)
 
-    def _begin(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         """Begin an epoch, with new workers."""
         self._options = check_options(loader)
         warn_if_on(self._options.executor)
@@ -296,7 +313,7 @@ class EngineIterator(LoaderIterator):
         self._loader = weakref.ref(loader)
         self._start_epoch(loader, first=True)
 
-    def _reset(self, loader: MinatoLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         if self._can_restart(loader):
             warn_if_on(self._options.executor)
@@ -305,13 +322,13 @@ class EngineIterator(LoaderIterator):
             self._engine.close_soon()
             self._begin(loader)
 
-    def _can_restart(self, loader: MinatoLoader[Any]) -> bool:
+    def _can_restart(self, loader: DataLoader[Any]) -> bool:
         """Whether the next epoch can be loaded by the same workers. Not by threads, where the GIL
         was turned on since."""
         return self._engine.usable and check_options(loader).executor == self._options.executor
 
     @abstractmethod
-    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
         """Begin an epoch; for the first, start the engine too."""
 
     def _new_engine(self, executor: ExecutorFactory | None = None) -> Engine:
@@ -388,7 +405,7 @@ class EngineIterator(LoaderIterator):
         """At the end of an epoch: whether the engine is on its way to its end too."""
         if not self._persistent:
             if (loader := self._loader()) is not None:
-                loader._keep_stats(self)
+                owner(loader)._keep_stats(self)
             self._engine.close_soon()
         return not self._persistent
 
@@ -422,7 +439,7 @@ class MapIterator(EngineIterator):
 
     _epoch: MapEpoch
 
-    def _begin(self, loader: MinatoLoader[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
         # In a forked child it may be one that nobody will release: there is another then.
         self._drawing = threading.Lock()
@@ -433,7 +450,8 @@ class MapIterator(EngineIterator):
         self._replicas: WorkerReplicas | None = None
         super()._begin(loader)
 
-    def _start_epoch(self, loader: MinatoLoader[Any], first: bool) -> None:
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
+        given = check_options(loader)
         if first:
             self._start(loader)
         # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
@@ -441,14 +459,14 @@ class MapIterator(EngineIterator):
         self._sampler_iter = iter(self._index_sampler)
         if first:
             # What workers have loaded in former epochs must not show where that counts.
-            pool = ReplicaPool() if loader.assignment == "batch" else loader._replicas
+            pool = ReplicaPool() if given.assignment == "batch" else owner(loader)._replicas
             on_threads = self._options.executor == "thread"
             self._replicas = WorkerReplicas(pool) if on_threads else None
         recipe = self._make_recipe(loader, self._replicas)
         self._batch_is_ticket = recipe.batch_is_ticket
         counts = self._options.isolated and may_repeat(loader)
         self._repeats = RepeatCounter() if counts else None
-        order = choose_order(loader, loader.in_order)
+        order = choose_order(loader, given.in_order)
         threshold = self._threshold(loader)
         start: Callable[[Sync], MapEpoch]
         if self._options.executor == "process":
@@ -473,7 +491,7 @@ class MapIterator(EngineIterator):
         self._draw_errors: list[BaseException] = []
         self._draw()
 
-    def _threshold(self, loader: MinatoLoader[Any]) -> Threshold:
+    def _threshold(self, loader: DataLoader[Any]) -> Threshold:
         options = self._options
         warmup = options.warmup_batches * samples_in_batch(loader)
         if (length := samples_in_epoch(loader)) is not None:

@@ -8,16 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from minato_async.cpus import cpu_share
 from minato_async.engine.scheduler import WorkerScheduler
 from minato_async.gil_watch import gil_is_on
-
-if TYPE_CHECKING:
-    from minato_async.loader import MinatoLoader
 
 _ITERABLE_MODES = ("sharded", "shared")
 EXECUTORS = ("auto", "thread", "process")
@@ -32,9 +29,18 @@ _WORKERS_PER_CORE = 16
 
 @dataclass(frozen=True)
 class Options:
-    """How an iterator of a loader works: what its constructor was given, checked and completed."""
+    """How a loader works: what its constructor was given beside torch's arguments, checked and
+    completed. Who needs torch's takes the loader, as a `DataLoader`, as well."""
 
     num_workers: int
+    #: As given: None leaves it to `choose_order`.
+    in_order: bool | None
+    #: "sharded" or "shared".
+    iterable_mode: str
+    #: As given: None: drawn as torch draws it; False: samples have no random state of their own.
+    seed: int | None
+    #: "dynamic" or "batch".
+    assignment: str
     #: Samples claimed and not yet delivered; None: whatever is drawn.
     window: int | None
     #: Batches drawn and not yet delivered; None: as many as fill the window.
@@ -63,95 +69,100 @@ class Options:
     check: bool
 
 
-def check_options(loader: MinatoLoader[Any]) -> Options:
-    """The options of `loader`, whose torch arguments torch has checked already.
+def check_options(loader: DataLoader[Any]) -> Options:
+    """The options of `loader`, whose torch arguments torch has checked already. They are read from
+    its attributes: users and frameworks set them between two epochs.
 
     Raises what torch raises for bad values: TypeError for a wrong type, ValueError otherwise;
     NotImplementedError for `executor="process"` elsewhere than on Linux.
     """
-    if not hasattr(loader.num_workers, "__index__"):
-        raise TypeError(f"num_workers must be an int, got {loader.num_workers!r}")
-    if loader.timeout and loader.num_workers == 0:
+    # A `MinatoLoader`, or what has its attributes: this module is imported by that of the class.
+    given: Any = loader
+    if not hasattr(given.num_workers, "__index__"):
+        raise TypeError(f"num_workers must be an int, got {given.num_workers!r}")
+    if given.timeout and given.num_workers == 0:
         raise ValueError(
             "timeout needs workers to wait for: set num_workers > 0, or leave timeout at 0"
         )
-    if loader.iterable_mode not in _ITERABLE_MODES:
+    if given.iterable_mode not in _ITERABLE_MODES:
         raise ValueError(
-            f"iterable_mode must be one of {_ITERABLE_MODES}, got {loader.iterable_mode!r}"
+            f"iterable_mode must be one of {_ITERABLE_MODES}, got {given.iterable_mode!r}"
         )
-    if loader.iterable_mode == "shared" and not isinstance(loader.dataset, IterableDataset):
+    if given.iterable_mode == "shared" and not isinstance(given.dataset, IterableDataset):
         raise ValueError(
             'iterable_mode="shared" is for an IterableDataset, and this dataset is map-style: '
             "its samples are shared out among all workers as it is"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        _check_for_iterable(loader)
-    if loader.prefetch_factor is not None and not hasattr(loader.prefetch_factor, "__index__"):
+    if isinstance(given.dataset, IterableDataset):
+        _check_for_iterable(given)
+    if given.prefetch_factor is not None and not hasattr(given.prefetch_factor, "__index__"):
         raise TypeError(
-            f"prefetch_factor must be a number of batches or None, got {loader.prefetch_factor!r}"
+            f"prefetch_factor must be a number of batches or None, got {given.prefetch_factor!r}"
         )
-    if loader.prefetch_factor is not None and loader.prefetch_factor < 1:
+    if given.prefetch_factor is not None and given.prefetch_factor < 1:
         raise ValueError(
-            f"prefetch_factor must be at least 1, got {loader.prefetch_factor}: "
+            f"prefetch_factor must be at least 1, got {given.prefetch_factor}: "
             "with no batch drawn ahead the workers have nothing to load"
         )
-    _check_count("max_queue_size", loader.max_queue_size, "sample")
-    _check_count("max_workers", loader.max_workers, "worker")
-    _check_count("max_displacement", loader.max_displacement, "batch", least=0)
-    _check_seconds("timeout_threshold", loader.timeout_threshold)
-    _check_seconds("sample_timeout", loader.sample_timeout)
-    if loader.num_workers == 0:
+    _check_count("max_queue_size", given.max_queue_size, "sample")
+    _check_count("max_workers", given.max_workers, "worker")
+    _check_count("max_displacement", given.max_displacement, "batch", least=0)
+    _check_seconds("timeout_threshold", given.timeout_threshold)
+    _check_seconds("sample_timeout", given.sample_timeout)
+    if given.num_workers == 0:
         for name in ("max_queue_size", "max_workers", "sample_timeout"):
-            if getattr(loader, name) is not None:
+            if getattr(given, name) is not None:
                 raise ValueError(f"{name} needs workers: set num_workers > 0, or leave it out")
-    elif loader.max_workers is not None and loader.max_workers < loader.num_workers:
+    elif given.max_workers is not None and given.max_workers < given.num_workers:
         raise ValueError(
-            f"max_workers={loader.max_workers} is less than num_workers={loader.num_workers}, "
+            f"max_workers={given.max_workers} is less than num_workers={given.num_workers}, "
             "with which the loader starts"
         )
-    percentile: Any = loader.threshold_percentile
+    percentile: Any = given.threshold_percentile
     if isinstance(percentile, bool) or not isinstance(percentile, (int, float)):
         raise TypeError(f"threshold_percentile must be a number, got {percentile!r}")
     if not 0 < percentile <= 100:
         raise ValueError(
             f"threshold_percentile must be more than 0 and at most 100, got {percentile}"
         )
-    if isinstance(loader.warmup_batches, bool) or not isinstance(loader.warmup_batches, int):
-        raise TypeError(f"warmup_batches must be an int, got {loader.warmup_batches!r}")
-    if loader.warmup_batches < 0:
-        raise ValueError(f"warmup_batches must not be negative, got {loader.warmup_batches}")
-    if not isinstance(loader.check, bool):
-        raise TypeError(f"check must be True or False, got {loader.check!r}")
-    _check_scheduler(loader.scheduler)
-    _check_assignment(loader)
-    if loader.seed is not None and loader.seed is not False and type(loader.seed) is not int:
-        raise TypeError(
-            f"seed must be an int, None, or False for no isolation, got {loader.seed!r}"
-        )
+    if isinstance(given.warmup_batches, bool) or not isinstance(given.warmup_batches, int):
+        raise TypeError(f"warmup_batches must be an int, got {given.warmup_batches!r}")
+    if given.warmup_batches < 0:
+        raise ValueError(f"warmup_batches must not be negative, got {given.warmup_batches}")
+    if not isinstance(given.check, bool):
+        raise TypeError(f"check must be True or False, got {given.check!r}")
+    _check_scheduler(given.scheduler)
+    _check_assignment(given)
+    if given.seed is not None and given.seed is not False and type(given.seed) is not int:
+        raise TypeError(f"seed must be an int, None, or False for no isolation, got {given.seed!r}")
 
     ahead = None
-    if loader.max_queue_size is None:
-        ahead = (loader.prefetch_factor or 1) * loader.num_workers
+    if given.max_queue_size is None:
+        ahead = (given.prefetch_factor or 1) * given.num_workers
     return Options(
-        num_workers=loader.num_workers,
-        window=loader.max_queue_size,
+        num_workers=given.num_workers,
+        in_order=given.in_order,
+        iterable_mode=given.iterable_mode,
+        seed=given.seed,
+        assignment=given.assignment,
+        window=given.max_queue_size,
         batches_ahead=ahead,
-        isolated=loader.seed is not False,
-        timeout=loader.timeout or None,
-        transforms=_checked_transforms(loader.transforms),
-        timeout_threshold=loader.timeout_threshold,
-        threshold_percentile=loader.threshold_percentile,
-        warmup_batches=loader.warmup_batches,
-        sample_timeout=loader.sample_timeout,
-        on_error=_checked_on_error(loader.on_error),
-        scheduler=loader.scheduler,
-        max_workers=_most_workers(loader),
-        executor=_chosen_executor(loader),
-        check=loader.check,
+        isolated=given.seed is not False,
+        timeout=given.timeout or None,
+        transforms=_checked_transforms(given.transforms),
+        timeout_threshold=given.timeout_threshold,
+        threshold_percentile=given.threshold_percentile,
+        warmup_batches=given.warmup_batches,
+        sample_timeout=given.sample_timeout,
+        on_error=_checked_on_error(given.on_error),
+        scheduler=given.scheduler,
+        max_workers=_most_workers(given),
+        executor=_chosen_executor(given),
+        check=given.check,
     )
 
 
-def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
+def _check_for_iterable(given: Any) -> None:
     """What promises something of single samples is refused rather than ignored: an iterator does
     not yield one sample without the one before."""
     for name, default in (
@@ -160,30 +171,31 @@ def _check_for_iterable(loader: MinatoLoader[Any]) -> None:
         ("max_displacement", None),
         ("check", False),
     ):
-        if getattr(loader, name) != default:
+        if getattr(given, name) != default:
             raise ValueError(
                 f"{name} is for map-style datasets: an iterable dataset is read sample by sample, "
                 "and none can be left out or overtaken; leave it out"
             )
 
 
-def _chosen_executor(loader: MinatoLoader[Any]) -> str:
-    if loader.executor not in EXECUTORS:
-        raise ValueError(f"executor must be one of {EXECUTORS}, got {loader.executor!r}")
-    starts = starts_processes(loader.multiprocessing_context)
-    if loader.executor == "auto":
+def _chosen_executor(given: Any) -> str:
+    if given.executor not in EXECUTORS:
+        raise ValueError(f"executor must be one of {EXECUTORS}, got {given.executor!r}")
+    starts = starts_processes(given.multiprocessing_context)
+    if given.executor == "auto":
         by_default = PROCESSES_BY_DEFAULT and can_fork() and starts
         return "process" if by_default and gil_is_on() else "thread"
-    if loader.executor == "process" and not can_fork():
+    if given.executor == "process" and not can_fork():
         raise NotImplementedError(
             'executor="process" is built for Linux so far: use executor="thread"'
         )
-    if loader.executor == "process" and not starts:
+    if given.executor == "process" and not starts:
         raise ValueError(
-            f"multiprocessing_context={loader.multiprocessing_context!r} starts threads and not "
+            f"multiprocessing_context={given.multiprocessing_context!r} starts threads and not "
             'processes: use executor="thread" or leave it out, or give another context'
         )
-    return loader.executor
+    chosen: str = given.executor
+    return chosen
 
 
 def can_fork() -> bool:
@@ -212,12 +224,14 @@ def start_method(context: Any) -> str:
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
-def _most_workers(loader: MinatoLoader[Any]) -> int:
-    if loader.scheduler == "fixed":
-        return loader.num_workers
-    if loader.max_workers is not None:
-        return loader.max_workers
-    return max(loader.num_workers, math.ceil(cpu_share() * _WORKERS_PER_CORE))
+def _most_workers(given: Any) -> int:
+    workers: int = given.num_workers
+    most: int | None = given.max_workers
+    if given.scheduler == "fixed":
+        return workers
+    if most is not None:
+        return most
+    return max(workers, math.ceil(cpu_share() * _WORKERS_PER_CORE))
 
 
 def _check_count(name: str, value: Any, unit: str, least: int = 1) -> None:
@@ -243,21 +257,21 @@ def _check_scheduler(scheduler: Any) -> None:
         )
 
 
-def _check_assignment(loader: MinatoLoader[Any]) -> None:
-    assignment: Any = loader.assignment
+def _check_assignment(given: Any) -> None:
+    assignment: Any = given.assignment
     if assignment not in ASSIGNMENTS:
         raise ValueError(f"assignment must be one of {ASSIGNMENTS}, got {assignment!r}")
     if assignment != "batch":
         return
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(given.dataset, IterableDataset):
         raise ValueError(
             'assignment="batch" is for map-style datasets: each shard of an iterable dataset is '
             "read from beginning to end as it is; leave it out"
         )
-    if loader.scheduler != "fixed":
+    if given.scheduler != "fixed":
         raise ValueError(
             'assignment="batch" needs scheduler="fixed": which worker makes which batch depends on '
-            f"how many there are, got scheduler={loader.scheduler!r}"
+            f"how many there are, got scheduler={given.scheduler!r}"
         )
 
 

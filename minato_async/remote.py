@@ -11,9 +11,10 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from minato_async.autocast import Autocast
 from minato_async.changes import Changes
@@ -38,10 +39,6 @@ from minato_async.transport.memory import SharedMemory
 from minato_async.transport.packing import Packed
 from minato_async.user_code import warn_user
 
-if TYPE_CHECKING:
-    from minato_async.loader import MinatoLoader
-
-
 #: Taken by the first to warn, and never released.
 _warned = threading.Lock()
 
@@ -51,7 +48,7 @@ class RemoteLoading:
 
     def __init__(
         self,
-        loader: MinatoLoader[Any],
+        loader: DataLoader[Any],
         make_runner: Callable[[Desk], Runner],
         base_seed: int,
         options: Options,
@@ -84,7 +81,7 @@ class RemoteLoading:
         return ProcessExecutor(source, on_all_ended, self._nursery, self._memory)
 
     def next_epoch(
-        self, loader: MinatoLoader[Any], seeds: EpochSeeds, pipe_seed: int | None = None
+        self, loader: DataLoader[Any], seeds: EpochSeeds, pipe_seed: int | None = None
     ) -> Context:
         """What the workers have to know of the epoch that begins."""
         number = next(self._numbers)
@@ -138,7 +135,7 @@ class _Payload:
         return self._pickled[known]
 
 
-def _new_nursery(loader: MinatoLoader[Any], plan: Plan) -> Nursery:
+def _new_nursery(loader: DataLoader[Any], plan: Plan) -> Nursery:
     method = start_method(loader.multiprocessing_context)
     if method == "fork":
         find_libraries()
@@ -161,7 +158,7 @@ def _new_nursery(loader: MinatoLoader[Any], plan: Plan) -> Nursery:
         luggage.close()
 
 
-def _unpicklable(loader: MinatoLoader[Any]) -> str:
+def _unpicklable(loader: DataLoader[Any]) -> str:
     """Names what of `loader` cannot be pickled."""
     for name in ("dataset", "collate_fn", "worker_init_fn", "transforms", "on_error"):
         value = getattr(loader, name)
