@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 import sysconfig
@@ -12,6 +11,8 @@ import types
 import warnings
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
+
+from minato_async.user_code import PACKAGE
 
 _FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
@@ -37,8 +38,7 @@ def gil_is_on() -> bool:
 
 def _warn(message: str) -> None:
     if sys.version_info >= (3, 12):
-        ours = os.path.dirname(__file__) + os.sep
-        warnings.warn(message, RuntimeWarning, skip_file_prefixes=(ours,))
+        warnings.warn(message, RuntimeWarning, skip_file_prefixes=(PACKAGE,))
 
 
 def _explanation(executor: str) -> str:

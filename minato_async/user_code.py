@@ -8,9 +8,11 @@ import warnings
 
 import torch.utils.data
 
+#: What the names of all files of this package begin with.
+PACKAGE = os.path.dirname(__file__) + os.sep
 #: What lies between the user's code and a warning: this package, and the loader that ours is.
 _BETWEEN = (
-    os.path.dirname(__file__) + os.sep,
+    PACKAGE,
     os.path.dirname(torch.utils.data.__file__) + os.sep,
 )
 
