@@ -15,22 +15,18 @@ from minato_async.autocast import Autocast
 from minato_async.datapipes import seed_pipe, settings_for
 from minato_async.dataset import as_it_is, finisher
 from minato_async.engine.batch import Batch
-from minato_async.engine.engine import Engine
-from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.loading import Loading
 from minato_async.engine.reader import Reader
 from minato_async.engine.recipe import Streams
-from minato_async.engine.remote_shards import RemoteShardedEpoch
-from minato_async.engine.shard_jobs import IterableEpoch
 from minato_async.engine.shards import Shard, ShardRecipe
 from minato_async.errors import name_batch, name_read
-from minato_async.executors.base import Worker
+from minato_async.executor_choice import for_shards, shares_objects
 from minato_async.iterators import EngineIterator, SerialIterator, code_of
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.own_method import collate_fn_for_workers
-from minato_async.process_shards import ShardPlan, ShardRunner
+from minato_async.process_shards import ShardPlan
 from minato_async.randomness import EpochSeeds, ThreadRng, thread_streams
-from minato_async.remote import RemoteLoading
 from minato_async.replica import Replica
 from minato_async.user_code import warn_user
 from minato_async.worker_info import make_worker_info
@@ -48,9 +44,8 @@ class ShardedIterator(EngineIterator):
     #: With which data pipes shuffle.
     _pipe_seed: int | None = None
 
-    #: The shards are read in other processes.
+    #: The shards are read in other processes, each of which makes its own.
     _elsewhere = False
-    _homes: dict[int, Worker]
 
     def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
         if first:
@@ -60,42 +55,28 @@ class ShardedIterator(EngineIterator):
                 replica.refresh()
             if self._pipes is not None:
                 self._pipe_seed = self._pipes.draw_seed(loader)
-                if self._remote is None:
+                if not self._elsewhere:
                     for shard in self._shards:
                         seed_pipe(shard.dataset, self._pipe_seed)
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
         recipe = make_shard_recipe(loader, seeds, finish=not self._elsewhere)
         if first:
-            self._engine = self._open_engine(loader, recipe)
+            self._open_engine(loader, recipe)
         ahead = self._options.batches_ahead
         keeps_order = choose_order(loader, check_options(loader).in_order).by_position
         ahead = None if ahead is None else ahead // len(self._shards)
-        window = self._options.window
-        start: Callable[[Sync], Loading]
-        if self._remote is None:
-            start = partial(IterableEpoch, self._shards, recipe, keeps_order, ahead, window)
-        else:
-            context = self._remote.next_epoch(loader, seeds, self._pipe_seed)
-            start = partial(
-                RemoteShardedEpoch,
-                self._shards,
-                self._homes,
-                recipe,
-                keeps_order,
-                ahead,
-                window,
-                context,
-            )
+        start = self._side.sharded_epoch(
+            loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
+        )
         self._epoch = self._engine.begin(start)
 
-    def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> Engine:
-        if not self._elsewhere:
-            return self._new_engine()
-        # A shard's iterator cannot leave its process: so there are as many as there are shards.
-        self._options = replace(
-            self._options, scheduler="fixed", max_workers=self._options.num_workers
-        )
+    def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> None:
+        if self._elsewhere:
+            # A shard's iterator cannot leave its process: so there are as many as there are shards.
+            self._options = replace(
+                self._options, scheduler="fixed", max_workers=self._options.num_workers
+            )
         make_info = partial(_shard_info, len(self._shards), self._base_seed, self._options.isolated)
         pipes = None if self._pipes is None else self._pipes.sharding
         # What torch's own collating takes is no more than packing would.
@@ -103,20 +84,18 @@ class ShardedIterator(EngineIterator):
         shares = self._options.iterable_mode == "shared" and self._options.num_workers > 1
         shares = shares and (collates or bool(recipe.transforms))
         plan = ShardPlan(loader.dataset, recipe, make_info, pipes, self._pipe_seed, shares)
-        make_runner = partial(ShardRunner, plan)
-        self._remote = RemoteLoading(loader, make_runner, self._base_seed, self._options)
-        return self._new_engine(self._remote.new_executor)
+        self._start_engine(for_shards(loader, plan, self._base_seed, self._options))
 
     def _open(self, loader: DataLoader[Any]) -> None:
         count = 1 if self._options.iterable_mode == "shared" else loader.num_workers
         self._pipes = settings_for(loader, count)
-        self._elsewhere, self._homes = self._options.executor == "process", {}
+        self._elsewhere = not shares_objects(self._options)
         self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
         self._start(loader)
         #: One for each shard. Not kept for later iterators, as those of map-style datasets are: an
         #: iterator may be at its end, and stay there.
         self._replicas: list[Replica] = []
-        if self._elsewhere:  # each process makes its own
+        if self._elsewhere:
             datasets: list[Any] = [None] * count
         elif self._pipes is None:
             code = code_of(loader)

@@ -5,35 +5,29 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
-from minato_async import process_wide
 from minato_async.dataset import Bound, MapRecipe
 from minato_async.engine.batch import Batch
-from minato_async.engine.engine import Engine, ExecutorFactory
+from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
-from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.loading import Loading
 from minato_async.engine.map_epoch import MapEpoch
-from minato_async.engine.process_epoch import ProcessMapEpoch
 from minato_async.engine.scheduler import make_scheduler
-from minato_async.engine.thread_epoch import ThreadMapEpoch
 from minato_async.engine.threshold import Threshold
 from minato_async.errors import name_batch, name_sample
-from minato_async.executors.threads import ThreadExecutor
+from minato_async.executor_choice import ExecutorSide, for_samples, shares_objects
 from minato_async.gil_watch import warn_if_on
 from minato_async.openmp import find_libraries
 from minato_async.options import check_options
 from minato_async.order import choose_order
 from minato_async.own_method import collate_fn_for_workers, collates_itself
-from minato_async.process_samples import SampleRunner
 from minato_async.randomness import EpochSeeds, thread_streams
-from minato_async.remote import RemoteLoading
 from minato_async.repeats import RepeatCounter, may_repeat
 from minato_async.replica import Code
 from minato_async.replicas import ReplicaPool, WorkerReplicas
@@ -41,7 +35,7 @@ from minato_async.samplers import samples_in_batch, samples_in_epoch
 from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked, without_variables
 from minato_async.worker_handles import WorkerHandle
-from minato_async.workers import WorkerSetup, worker_thread
+from minato_async.workers import WorkerSetup
 
 
 class Owner(Protocol):
@@ -298,6 +292,7 @@ class EngineIterator(LoaderIterator):
 
     _engine: Engine
     _epoch: Loading
+    _side: ExecutorSide
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
@@ -307,8 +302,6 @@ class EngineIterator(LoaderIterator):
         """Begin an epoch, with new workers."""
         self._options = check_options(loader)
         warn_if_on(self._options.executor)
-        #: What there is to know of the other processes, if it is they who load.
-        self._remote: RemoteLoading | None = None
         self._persistent = loader.persistent_workers
         self._loader = weakref.ref(loader)
         self._start_epoch(loader, first=True)
@@ -331,16 +324,14 @@ class EngineIterator(LoaderIterator):
     def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
         """Begin an epoch; for the first, start the engine too."""
 
-    def _new_engine(self, executor: ExecutorFactory | None = None) -> Engine:
-        """With threads, if no `executor` is given."""
+    def _start_engine(self, side: ExecutorSide) -> None:
         options = self._options
+        self._side = side
         find_libraries()
-        if executor is None:
-            process_wide.install()
-            setup = partial(worker_thread, isolated=options.isolated)
-            executor = partial(ThreadExecutor, setup=setup)
         scheduler = make_scheduler(options.scheduler, options.num_workers)
-        return Engine(executor, scheduler, options.max_workers, options.sample_timeout)
+        self._engine = Engine(
+            side.new_executor, scheduler, options.max_workers, options.sample_timeout
+        )
 
     def _draw(self) -> None:
         """Called for every batch that is taken: see to it that there will be others."""
@@ -356,8 +347,7 @@ class EngineIterator(LoaderIterator):
 
     def _receive(self, batch: Batch) -> Any:
         """What the consumer gets: the content of `batch`, which does not keep it."""
-        content = batch.take_content()
-        return content if self._remote is None else self._remote.receive(content)
+        return self._side.receive(batch.take_content())
 
     # Consumers
 
@@ -412,8 +402,7 @@ class EngineIterator(LoaderIterator):
     @property
     def stats(self) -> Stats:
         """A snapshot of this iterator's epoch."""
-        stats = self._engine.stats(self._epoch)
-        return stats if self._remote is None else self._remote.received(stats)
+        return self._side.received(self._engine.stats(self._epoch))
 
     @property
     def _workers(self) -> list[WorkerHandle]:
@@ -460,29 +449,16 @@ class MapIterator(EngineIterator):
         if first:
             # What workers have loaded in former epochs must not show where that counts.
             pool = ReplicaPool() if given.assignment == "batch" else owner(loader)._replicas
-            on_threads = self._options.executor == "thread"
-            self._replicas = WorkerReplicas(pool) if on_threads else None
+            self._replicas = WorkerReplicas(pool) if shares_objects(self._options) else None
         recipe = self._make_recipe(loader, self._replicas)
         self._batch_is_ticket = recipe.batch_is_ticket
         counts = self._options.isolated and may_repeat(loader)
         self._repeats = RepeatCounter() if counts else None
         order = choose_order(loader, given.in_order)
         threshold = self._threshold(loader)
-        start: Callable[[Sync], MapEpoch]
-        if self._options.executor == "process":
-            if self._remote is None:
-                self._remote = RemoteLoading(
-                    loader, partial(SampleRunner, recipe), self._base_seed, self._options
-                )
-                self._engine = self._new_engine(self._remote.new_executor)
-            context = self._remote.next_epoch(loader, recipe.seeds)
-            start = partial(
-                ProcessMapEpoch, recipe, order, self._options.window, threshold, context
-            )
-        else:
-            if first:
-                self._engine = self._new_engine()
-            start = partial(ThreadMapEpoch, recipe, order, self._options.window, threshold)
+        if first:
+            self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
+        start = self._side.map_epoch(loader, recipe, order, threshold)
         self._epoch = self._engine.begin(start)
         #: Batches to draw ahead; None: as many as the window holds.
         self._most_ahead = self._options.batches_ahead

@@ -8,7 +8,7 @@ import multiprocessing
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,10 +18,17 @@ from torch.utils.data import DataLoader
 
 from minato_async.autocast import Autocast
 from minato_async.changes import Changes
-from minato_async.dataset import finisher, pins_memory
+from minato_async.dataset import MapRecipe, finisher, pins_memory
+from minato_async.engine.epoch import Order
+from minato_async.engine.loading import Loading, Sync
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.engine.process_epoch import ProcessMapEpoch
 from minato_async.engine.remote_epoch import Context
+from minato_async.engine.remote_shards import RemoteShardedEpoch
+from minato_async.engine.shards import Shard, ShardRecipe
+from minato_async.engine.threshold import Threshold
 from minato_async.errors import forget_frames
-from minato_async.executors.base import RemoteJobSource
+from minato_async.executors.base import RemoteJobSource, Worker
 from minato_async.executors.fresh import start_nursery
 from minato_async.executors.nursery import Nursery, fork_nursery
 from minato_async.executors.processes import ProcessExecutor
@@ -31,7 +38,6 @@ from minato_async.options import Options, start_method
 from minato_async.pinning import PinThread
 from minato_async.process_samples import EpochPayload
 from minato_async.process_worker import Desk, Plan, Runner, prepare, run_worker
-from minato_async.randomness import EpochSeeds
 from minato_async.stats import Stats
 from minato_async.transport.failures import unpacked
 from minato_async.transport.luggage import Luggage
@@ -69,6 +75,9 @@ class RemoteLoading:
         finally:
             self._memory.close_file()
         self._numbers = itertools.count(1)
+        self._window = options.window
+        #: The worker that has opened each shard.
+        self._homes: dict[int, Worker] = {}
         #: What copies batches to pinned memory, where that is wanted.
         self._pins = PinThread(finisher(loader)) if pins_memory(loader) else None
         self._changes = Changes(loader.dataset)
@@ -80,8 +89,35 @@ class RemoteLoading:
             on_all_ended = partial(self._pins.end, on_all_ended)
         return ProcessExecutor(source, on_all_ended, self._nursery, self._memory)
 
-    def next_epoch(
-        self, loader: DataLoader[Any], seeds: EpochSeeds, pipe_seed: int | None = None
+    def map_epoch(
+        self, loader: DataLoader[Any], recipe: MapRecipe, order: Order, threshold: Threshold
+    ) -> Callable[[Sync], MapEpoch]:
+        context = self._next_epoch(loader, recipe.seeds)
+        return partial(ProcessMapEpoch, recipe, order, self._window, threshold, context)
+
+    def sharded_epoch(
+        self,
+        loader: DataLoader[Any],
+        shards: Sequence[Shard],
+        recipe: ShardRecipe,
+        keeps_order: bool,
+        ahead: int | None,
+        pipe_seed: int | None,
+    ) -> Callable[[Sync], Loading]:
+        context = self._next_epoch(loader, recipe.seeds, pipe_seed)
+        return partial(
+            RemoteShardedEpoch,
+            shards,
+            self._homes,
+            recipe,
+            keeps_order,
+            ahead,
+            self._window,
+            context,
+        )
+
+    def _next_epoch(
+        self, loader: DataLoader[Any], seeds: Any, pipe_seed: int | None = None
     ) -> Context:
         """What the workers have to know of the epoch that begins."""
         number = next(self._numbers)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 from minato_async import shutdown
 from minato_async.engine.advice import Advice
@@ -27,11 +27,10 @@ from minato_async.engine.slots import Slots
 from minato_async.engine.watch import DeadlineWatch
 from minato_async.errors import WorkerSetupError
 from minato_async.executors.base import (
+    AnyJobSource,
     Executor,
     Job,
-    JobSource,
     NoWorkers,
-    RemoteJobSource,
     Ringable,
     Worker,
 )
@@ -42,10 +41,6 @@ L = TypeVar("L", bound=Loading)
 
 #: Seconds that closing waits for the steps that are running.
 CLOSE_GRACE = 1.0
-
-
-class AnyJobSource(JobSource, RemoteJobSource, Protocol):
-    """Jobs for whatever executor."""
 
 
 #: Makes an executor, given where its workers find jobs and what to call when all have ended.

@@ -159,6 +159,10 @@ class JobSource(Protocol):
         """Called when `error` escaped a job: the worker is gone and its job with it."""
 
 
+class AnyJobSource(JobSource, RemoteJobSource, Protocol):
+    """Jobs for whatever executor."""
+
+
 class Executor(Protocol):
     """A set of workers whose size can be changed while they run."""
 
