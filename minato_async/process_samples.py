@@ -140,16 +140,17 @@ class Notes:
     def checkpoint(self) -> None:
         self._desk.checkpoint()
 
-    def enter(self, cost: float = 0.0) -> None:
+    def enter(self, sample: Sample) -> bool:
+        self._enter(sample.cost)
+        return True
+
+    def _enter(self, cost: float) -> None:
         self._began = perf_counter()
         self._status.enter(cost)
 
     def leave(self) -> float:
         self._status.leave()
         return perf_counter() - self._began
-
-    def divert(self, sample: Sample) -> bool:
-        return False
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         self._pack(sample.row, [sample.value], sample.costs, 1, math.inf)
@@ -303,11 +304,12 @@ class ClaimNotes(Notes):
 
     def begin_run(self) -> tuple[Callable[[], int], list[Any]]:
         self._first = self._next
-        self._pause = perf_counter() + _NEWS
+        self._enter(0.0)
+        self._pause = self._began + _NEWS
         return self.take, self._samples
 
-    def end_run(self, row: int, seconds: float, goes_on: bool) -> Sequence[Batch]:
-        self._hold_run(self._next, seconds)
+    def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
+        self._hold_run(self._next, self.leave())
         return self._completed() if goes_on else ()
 
     def _hold_run(self, row: int, seconds: float) -> None:
@@ -365,7 +367,11 @@ class ClaimNotes(Notes):
 
     # Slow samples
 
-    def divert(self, sample: Sample) -> bool:
+    def enter(self, sample: Sample) -> bool:
+        return not self._diverted(sample) and super().enter(sample)
+
+    def _diverted(self, sample: Sample) -> bool:
+        """Whether it goes on elsewhere."""
         order, row = self._order, sample.row
         if not order.diverts or sample.cost <= order.threshold or row == self._slow:
             return False

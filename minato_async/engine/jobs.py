@@ -20,7 +20,7 @@ class SampleJob:
         self._epoch = epoch
         self._lock = epoch.sync.lock
         self._due = epoch.sync.due
-        self._block = block
+        self.block = block
         #: The sample is known to be slow, and its worker counted in the slow lane.
         self.slow = False
 
@@ -45,8 +45,8 @@ class SampleJob:
         if row is None or self.elapsed <= seconds:
             return False
         self._not_begun(row + 1)
-        late = Unmade(took_too_long, self._block.indices[row], seconds)
-        if not self._epoch.expire_with(self._block, row, late):
+        late = Unmade(took_too_long, self.block.indices[row], seconds)
+        if not self._epoch.expire_with(self.block, row, late):
             return False
         self._given_up()
         self._leave_slow_lane()
@@ -93,12 +93,12 @@ class ClaimJob(SampleJob):
         row = max(self._start, self._row)
         if row >= self._stop:
             return "collating a batch"
-        return f"sample index {shown(self._block.indices[row])}"
+        return f"sample index {shown(self.block.indices[row])}"
 
     def _not_begun(self, row: int) -> None:
         if row < self._stop:
             stop, self._stop = self._stop, row
-            self._epoch.put_back(self._block, row, stop)
+            self._epoch.put_back(self.block, row, stop)
 
 
 class SlowJob(SampleJob):
@@ -110,7 +110,7 @@ class SlowJob(SampleJob):
         self.slow = True
 
     def describe(self) -> str:
-        return f"slow sample index {shown(self._block.indices[self._sample.row])}"
+        return f"slow sample index {shown(self.block.indices[self._sample.row])}"
 
 
 class FailedJob(SampleJob):
@@ -121,9 +121,9 @@ class FailedJob(SampleJob):
         self._failed_row, self._error = row, error
 
     def describe(self) -> str:
-        return f"the failure of sample index {shown(self._block.indices[self._failed_row])}"
+        return f"the failure of sample index {shown(self.block.indices[self._failed_row])}"
 
     def _reopen(self) -> None:
         """What comes next decides the ticket. Not before the outcome is there: the late result
         could come in between."""
-        self._epoch.reopen(self._block, self._failed_row)
+        self._epoch.reopen(self.block, self._failed_row)

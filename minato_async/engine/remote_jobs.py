@@ -107,10 +107,10 @@ class RemoteJob(SampleJob):
         if event.tickets:
             epoch.observe(costs, event.tickets)
         epoch.packed(samples, event.packing, costs)
-        epoch.leave_to_collate(epoch.settle(self._block, event.row, samples))
+        epoch.leave_to_collate(epoch.settle(self.block, event.row, samples))
 
     def _fail(self, row: int, error: Any) -> None:
-        self._epoch.leave_to_collate(self._epoch.failed_in(self._block, row, error))
+        self._epoch.leave_to_collate(self._epoch.failed_in(self.block, row, error))
 
     def cannot_be_sent(self, error: BaseException) -> None:
         self._over(lambda: self._not_run(lambda index: Unmade(_unsendable, index, error)))
@@ -150,7 +150,7 @@ class RemoteJob(SampleJob):
 
     def _died_in(self, row: int, how: str) -> None:
         """The ticket of `row` fails if that was one death too many."""
-        deaths, block = self._epoch.deaths, self._block
+        deaths, block = self._epoch.deaths, self.block
         count = deaths[block, row] = deaths.get((block, row), 0) + 1
         if count >= DEATHS:
             self._epoch.expire_with(
@@ -170,7 +170,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         self._given = given
 
     def _order(self) -> RunClaim:
-        block, start, stop, epoch = self._block, self._start, self._stop, self._epoch
+        block, start, stop, epoch = self.block, self._start, self._stop, self._epoch
         return RunClaim(
             start,
             block.first + start,
@@ -191,7 +191,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
     def _no_longer_whole(self) -> None:
         if self._whole:
             self._whole = False
-            self._epoch.unreserve(self._block)
+            self._epoch.unreserve(self.block)
 
     def _not_begun(self, row: int) -> None:
         if row < self._stop:
@@ -216,16 +216,16 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
                 self._not_begun(event.row)
             elif isinstance(event, Diverted):
                 row, value, step, costs, stream = event
-                sample = Sample(self._block, row, value, step, sum(costs), list(costs), stream)
+                sample = Sample(self.block, row, value, step, sum(costs), list(costs), stream)
                 self._epoch.divert(sample)
             else:
                 super()._happened(event)
 
     def _collated(self, content: Any, failure: Any) -> None:
         """The batch that the claim completes has been made, or cannot be."""
-        epoch, whole = self._epoch, self._block.batch
+        epoch, whole = self._epoch, self.block.batch
         others = []
-        for batch in epoch.settle(self._block, self._start, [None] * (self._stop - self._start)):
+        for batch in epoch.settle(self.block, self._start, [None] * (self._stop - self._start)):
             if batch is whole:
                 epoch.made(batch, content, failure)
             else:
@@ -234,7 +234,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
 
     def _not_run(self, failure: Refusal) -> None:
         self._no_longer_whole()
-        block, start = self._block, self._start
+        block, start = self.block, self._start
         if self._stop - start == 1:
             self._fail(start, failure(block.indices[start]))
             return
@@ -245,7 +245,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
     def _died(self, how: str) -> None:
         row = self._row
         if self._whole and row == self._stop:
-            error = self._died_collating(self._block, how)
+            error = self._died_collating(self.block, how)
             if error is not None:
                 self._collated(None, error)
                 return
@@ -257,7 +257,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
 
 class RemoteSlowJob(RemoteJob, SlowJob):
     def _order(self) -> ResumeSample:
-        sample, block, row = self._sample, self._block, self._sample.row
+        sample, block, row = self._sample, self.block, self._sample.row
         return ResumeSample(
             row,
             block.first + row,
@@ -277,13 +277,13 @@ class RemoteSlowJob(RemoteJob, SlowJob):
 
     def _not_run(self, failure: Refusal) -> None:
         row = self._sample.row
-        self._fail(row, failure(self._block.indices[row]))
+        self._fail(row, failure(self.block.indices[row]))
 
     def _died(self, how: str) -> None:
         # What it had become is still there; its blocks belong to the worker that made it.
         sample = self._sample
         self._died_in(sample.row, how)
-        if not self._block.settled[sample.row]:
+        if not self.block.settled[sample.row]:
             self._epoch.lanes.temp_queue.appendleft(sample)
             self._epoch.wake_for_work()
 
@@ -321,7 +321,7 @@ class RemoteCollateJob(RemoteJob):
 
 class RemoteFailedJob(RemoteJob, FailedJob):
     def _order(self) -> HandleFailure:
-        return HandleFailure(self._failed_row, self._block.indices[self._failed_row], self._error)
+        return HandleFailure(self._failed_row, self.block.indices[self._failed_row], self._error)
 
     def _stuck_in(self) -> int | None:
         return None

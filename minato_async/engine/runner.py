@@ -29,14 +29,11 @@ class Events(Interruptible, Protocol):
     def expired(self) -> bool:
         """Nobody waits for the running sample any more."""
 
-    def enter(self, cost: float = 0.0) -> None:
-        """A step begins, of a sample that has cost `cost` seconds in earlier ones."""
+    def enter(self, sample: Sample) -> bool:
+        """A step of `sample` begins. False: the sample is slow, and goes on elsewhere."""
 
     def leave(self) -> float:
-        """It is over; returns the seconds that it took."""
-
-    def divert(self, sample: Sample) -> bool:
-        """Between two steps: whether `sample`, being slow, goes on elsewhere."""
+        """The step is over; returns the seconds that it took."""
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         """All steps of `sample` have run."""
@@ -57,8 +54,7 @@ class Events(Interruptible, Protocol):
 class Tickets(Events, Protocol):
     """As `Events`, with the tickets that a worker has claimed: rows of a block."""
 
-    @property
-    def block(self) -> Block: ...
+    block: Block
 
     def left(self) -> bool:
         """Whether there are tickets to be run. There may be, and `block` another one then, when
@@ -71,8 +67,8 @@ class Tickets(Events, Protocol):
         """Tickets of a single step begin, one after the other, which are timed together: returns
         what takes them, and the list for finished samples. None: there are none after all."""
 
-    def end_run(self, row: int, seconds: float, goes_on: bool) -> Sequence[Batch]:
-        """They have taken `seconds`, up to `row`. `goes_on`: they are finished and not failed."""
+    def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
+        """They have run, up to `row`. `goes_on`: they are finished, and none has failed."""
 
 
 class Runner:
@@ -120,7 +116,6 @@ class Runner:
         indices, streams, fetch = block.indices, self._streams, self._steps[0]
         failure: BaseException | None = None
         row = -1
-        tickets.enter()
         try:
             while True:
                 try:
@@ -131,12 +126,11 @@ class Runner:
                 append(fetch(indices[row]))
         except BaseException as error:
             failure = error
-        seconds = tickets.leave()
         if failure is None:
-            return tickets.end_run(row, seconds, True)
+            return tickets.end_run(row, True)
         try:
             failure = self._named(failure, block, row, 0)
-            completed = tickets.end_run(row, seconds, False)
+            completed = tickets.end_run(row, False)
             return [*completed, *self._fail(failure, block, row)]
         finally:
             # Its traceback refers to this frame.
@@ -156,9 +150,8 @@ class Runner:
         events, steps = self._events, self._steps
         try:
             while sample.step < len(steps):
-                if sample.step and events.divert(sample):
+                if not events.enter(sample):
                     return ()
-                events.enter(sample.cost)
                 try:
                     sample.value = steps[sample.step](sample.value)
                 finally:

@@ -56,7 +56,7 @@ class ThreadJob(SampleJob):
         try:
             bound.context.run(self._run, Runner(bound, worker.name, self))
         finally:
-            current.job = None
+            current.job, self._inside = None, False
             # An idle worker must not keep the samples of its last job.
             bound.streams.end()
             if self.slow:
@@ -89,17 +89,15 @@ class ThreadJob(SampleJob):
     def abandoned(self) -> bool:
         return self._epoch.abandoned
 
-    def enter(self, cost: float = 0.0) -> None:
-        self.cost, self.began, self._inside = cost, perf_counter(), True
+    def enter(self, sample: Sample) -> bool:
+        if self.expired:
+            raise SampleCancelled
+        self.cost, self.began, self._inside = sample.cost, perf_counter(), True
+        return True
 
     def leave(self) -> float:
         self._inside = False
         return perf_counter() - self.began
-
-    def divert(self, sample: Sample) -> bool:
-        if self.expired:
-            raise SampleCancelled
-        return False
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         value, sample.value = sample.value, None
@@ -205,7 +203,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         self._begin(claim)
 
     def _begin(self, claim: Claim) -> None:
-        self._block, self._start, self._stop = claim.block, claim.start, claim.stop
+        self.block, self._start, self._stop = claim.block, claim.start, claim.stop
         # Tickets not started yet, the next one last. Whoever pops one owns it: the worker, or
         # whoever takes over what it cannot come to.
         self._pending = list(range(claim.stop - 1, claim.start - 1, -1))
@@ -220,10 +218,6 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         claim = self._epoch.next_claim(self._worker)
         if claim is not None:
             self._begin(claim)
-
-    @property
-    def block(self) -> Block:
-        return self._block
 
     @property
     def _row(self) -> int:
@@ -259,7 +253,8 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
             self._due.ring()
         if not self._pending or self._epoch.abandoned:
             return False
-        self.pass_on()
+        if self._collated is not None:
+            self.pass_on()
         return True
 
     def take(self) -> int:
@@ -273,22 +268,26 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
             return None
         self._first = self._run_from = self._streams.ticket = following[0]
         self._seen = self._first, 0.0
+        self.cost, self.began, self._inside = 0.0, perf_counter(), True
         return self._pending.pop, self._samples
 
-    def end_run(self, row: int, seconds: float, goes_on: bool) -> Sequence[Batch]:
+    def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
+        self._inside = False
+        seconds, tickets = perf_counter() - self.began, row + 1 - self._run_from
         large = len(self._samples) == 1 and self._is_large(self._samples[0])
         completed: Sequence[Batch] = ()
         with self._lock:
-            self._epoch.observe((seconds,), max(0, row + 1 - self._run_from))
+            if tickets > 0:  # else they were taken over
+                self._epoch.observe((seconds,), tickets)
             # The list itself and no copy: nothing is appended to it any more.
             first, samples = self._first, self._samples
             self._first, self._samples = first + len(samples), []
             if not large:
-                completed = self._epoch.settle(self._block, first, samples)
+                completed = self._epoch.settle(self.block, first, samples)
                 if goes_on and not completed:
                     self._go_on()
         if large and samples:
-            return self._write(self._block, first, samples.pop())
+            return self._write(self.block, first, samples.pop())
         self._due.ring()
         return completed
 
@@ -301,9 +300,9 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
     def _drop_rest_of_lost(self) -> None:
         """Under the lock: where it matters what a worker has loaded, it goes on with the next batch
         when one is lost, as torch's does."""
-        batch = self._block.batch
+        batch = self.block.batch
         if batch is not None and batch.lost:
-            self._epoch.feed.leave_window(len(self._pending) * self._block.unit)
+            self._epoch.feed.leave_window(len(self._pending) * self.block.unit)
             self._pending.clear()
 
     # Slow samples
@@ -329,22 +328,23 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         first, samples = self._first, self._samples[:]
         del self._samples[: len(samples)]
         self._first += len(samples)
-        self._epoch.leave_to_collate(self._epoch.settle(self._block, first, samples))
+        self._epoch.leave_to_collate(self._epoch.settle(self.block, first, samples))
         return running
 
     def _may_divert(self) -> bool:
         return not self.slow and self._epoch.diverts
 
-    def divert(self, sample: Sample) -> bool:
-        epoch = self._epoch
+    def enter(self, sample: Sample) -> bool:
+        if sample.cost > self._epoch.threshold.seconds and self._may_divert():
+            sample.stream = self._streams.detach()
+            with self._lock:
+                self._epoch.divert(sample)
+            self._due.ring()
+            return False
         if self.expired:
             raise SampleCancelled
-        if sample.cost <= epoch.threshold.seconds or not self._may_divert():
-            return False
-        sample.stream = self._streams.detach()
-        with self._lock:
-            epoch.divert(sample)
-        self._due.ring()
+        # Not by `super`: that takes longer than the rest.
+        self.cost, self.began, self._inside = sample.cost, perf_counter(), True
         return True
 
     def checkpoint(self) -> None:
@@ -406,7 +406,7 @@ class ThreadSlowJob(ThreadJob, SlowJob):
 
 class ThreadFailedJob(ThreadJob, FailedJob):
     def _run(self, runner: Runner) -> None:
-        runner.handle(self._block, self._failed_row, self._error.unpack())
+        runner.handle(self.block, self._failed_row, self._error.unpack())
 
     def _stuck_in(self) -> int | None:
         return None

@@ -183,7 +183,7 @@ def test_sample_that_is_slow_at_many_checkpoints_is_told_of_once(
 
     def noting(self: RemoteClaimJob, event: Any) -> None:
         if isinstance(event, Slow):
-            told.append(self._block.indices[event.row])
+            told.append(self.block.indices[event.row])
         happened(self, event)
 
     monkeypatch.setattr(RemoteClaimJob, "_happened", noting)

@@ -88,8 +88,7 @@ class Told:
 
         return take, self.samples
 
-    def end_run(self, row: int, seconds: float, goes_on: bool) -> Sequence[Batch]:
-        assert seconds >= 0
+    def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
         samples, self.samples = self.samples, []
         self.events.append(("run", row, list(samples), goes_on))
         return self._complete(samples)
@@ -102,18 +101,15 @@ class Told:
         batch.samples, self.ready = self.ready, []
         return [batch]
 
-    def enter(self, cost: float = 0.0) -> None:
-        assert cost >= 0
+    def enter(self, sample: Sample) -> bool:
+        if not sample.step or sample.row not in self.slow:
+            return True
+        sample.stream = self.streams.detach()
+        self.events.append(("diverted", sample))
+        return False
 
     def leave(self) -> float:
         return 1.0
-
-    def divert(self, sample: Sample) -> bool:
-        if sample.row not in self.slow:
-            return False
-        sample.stream = self.streams.detach()
-        self.events.append(("diverted", sample))
-        return True
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         self.events.append(("finished", sample.row, sample.value, list(sample.costs)))
