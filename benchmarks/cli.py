@@ -23,7 +23,7 @@ from benchmarks.registry import find_targets
 from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from minato_async.cli.measure.child import interpreter
-from minato_async.gil_watch import gil_is_on
+from minato_async.lifecycle.gil_watch import gil_is_on
 
 REACHED, MISSED, BROKEN = 0, 1, 2
 

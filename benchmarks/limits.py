@@ -22,7 +22,7 @@ def sleeping_limit(costs: Iterable[float], workers: int) -> float:
 def cpu_limit(costs: Iterable[float], workers: int, cores: float) -> float:
     """Least time for samples that compute: the sum of their CPU times over the cores.
 
-    ``cores`` is what the process may use (see :func:`minato_async.cpus.cpu_quota`);
+    ``cores`` is what the process may use (see :func:`minato_async.scheduling.cpus.cpu_quota`);
     fewer workers than cores cannot use them all.
     """
     if workers < 1 or cores <= 0:

@@ -1,11 +1,11 @@
 """A drop-in replacement for torch's DataLoader that never lets a slow sample hold up a batch."""
 
 from minato_async.checkpoint import SampleCancelled, checkpoint
-from minato_async.engine.scheduler import Reading, WorkerScheduler
 from minato_async.loader import MinatoLoader
 from minato_async.patching import Patch, patch
 from minato_async.per_worker import per_worker
-from minato_async.sharing import share
+from minato_async.replicas.sharing import share
+from minato_async.scheduling.schedulers import Reading, WorkerScheduler
 from minato_async.stats import Stats, StepCosts
 
 DataLoader = MinatoLoader

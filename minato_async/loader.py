@@ -9,16 +9,16 @@ from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from minato_async.cpus import usable_cpus
-from minato_async.dataset import pins_memory
-from minato_async.engine.scheduler import WorkerScheduler
-from minato_async.iterable import SerialIterableIterator, ShardedIterator
-from minato_async.iterators import LoaderIterator, MapIterator, SerialMapIterator
+from minato_async.iteration.iterable import SerialIterableIterator, ShardedIterator
+from minato_async.iteration.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
-from minato_async.replicas import ReplicaPool
+from minato_async.replicas.pool import ReplicaPool
+from minato_async.sample.map_recipe import pins_memory
+from minato_async.scheduling.cpus import usable_cpus
+from minato_async.scheduling.schedulers import WorkerScheduler
 from minato_async.seeding import install as install_streams
 from minato_async.stats import Stats
-from minato_async.user_code import warn_user
+from minato_async.user_warnings import warn_user
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from minato_async.cpus import cpu_share
-from minato_async.engine.scheduler import WorkerScheduler
-from minato_async.gil_watch import gil_is_on
+from minato_async.lifecycle.gil_watch import gil_is_on
+from minato_async.scheduling.cpus import cpu_share
+from minato_async.scheduling.schedulers import WorkerScheduler
 
 _ITERABLE_MODES = ("sharded", "shared")
 EXECUTORS = ("auto", "thread", "process")

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from minato_async.loader import MinatoLoader
 from minato_async.options import check_options
 from minato_async.seeding.rebinding import rebind
-from minato_async.user_code import warn_user
+from minato_async.user_warnings import warn_user
 
 __all__ = ["Patch", "TorchLoader", "patch"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from minato_async.cli.machine import cpu_model, interpreter_name, package_version
-from minato_async.cpus import cpu_quota
-from minato_async.gil_watch import gil_is_on
+from minato_async.lifecycle.gil_watch import gil_is_on
+from minato_async.scheduling.cpus import cpu_quota
 
 PACKAGES = {
     "torch": "torch",

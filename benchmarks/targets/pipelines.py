@@ -32,7 +32,7 @@ from benchmarks.workloads.pipelines import IMAGENET, PIPELINES, Applied, Pipelin
 from minato_async.cli.measure.epoch import Epoch, Receipt, consume
 from minato_async.cli.measure.statistics import Spread, paired
 from minato_async.cli.measure.table import Table
-from minato_async.gil_watch import gil_is_on
+from minato_async.lifecycle.gil_watch import gil_is_on
 
 WORKERS = 2
 ROUNDS = 5

@@ -17,7 +17,7 @@ from benchmarks.report import Report
 from benchmarks.target import Options, Target
 from minato_async.cli.measure.statistics import spread
 from minato_async.cli.measure.table import Table
-from minato_async.replica import Code, Replica
+from minato_async.replicas.replica import Code, Replica
 
 ROUNDS = 21
 GOAL_MS = 5.0

@@ -32,7 +32,7 @@ from benchmarks.workloads.sleeping import Sleeping
 from minato_async.cli.measure.epoch import Epoch
 from minato_async.cli.measure.statistics import paired
 from minato_async.cli.measure.table import Table
-from minato_async.cpus import cpu_quota
+from minato_async.scheduling.cpus import cpu_quota
 
 BATCH_SIZE = 32
 SLEEPERS = (8, 16)

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from minato_async.cpus import cpu_quota
-from minato_async.gil_watch import gil_is_on
+from minato_async.lifecycle.gil_watch import gil_is_on
+from minato_async.scheduling.cpus import cpu_quota
 
 GilState = Literal["off", "on", "always"]
 

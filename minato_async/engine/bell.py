@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from queue import Empty, SimpleQueue
 
-from minato_async.executors.base import Ringable
+from minato_async.engine.protocols import Ringable
 
 
 class Bell:

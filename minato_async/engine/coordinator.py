@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
 
-from minato_async.cpus import IdleCores, cpu_share, worker_cpu_seconds, worker_delay_seconds
-from minato_async.engine.advice import Advice, Adviser, Observation
+from minato_async.engine.deadline_watch import DeadlineWatch
 from minato_async.engine.loading import Loading
-from minato_async.engine.scheduler import MEASURED, Reading, WorkerScheduler
+from minato_async.engine.protocols import Worker
 from minato_async.engine.slots import Slots
-from minato_async.engine.watch import DeadlineWatch
-from minato_async.executors.base import Worker
+from minato_async.scheduling.advice import Advice, Adviser, Observation
+from minato_async.scheduling.cpus import (
+    IdleCores,
+    cpu_share,
+    worker_cpu_seconds,
+    worker_delay_seconds,
+)
+from minato_async.scheduling.schedulers import MEASURED, Reading, WorkerScheduler
 
 #: Seconds between two looks for advice.
 _ADVICE_INTERVAL = 0.5

@@ -8,7 +8,7 @@ from time import monotonic
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.displacement import Displacement
-from minato_async.executors.base import Ringable
+from minato_async.engine.protocols import Ringable
 
 
 class Delivery:

@@ -13,20 +13,14 @@ from dataclasses import replace
 from time import monotonic
 from typing import NoReturn, TypeVar
 
-from minato_async import shutdown
-from minato_async.engine.advice import Advice
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
 from minato_async.engine.coordinator import Consumption, Coordinator
+from minato_async.engine.deadline_watch import DeadlineWatch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.map_epoch import MapEpoch
-from minato_async.engine.scheduler import WorkerScheduler
-from minato_async.engine.sizes import nbytes
-from minato_async.engine.slots import Slots
-from minato_async.engine.watch import DeadlineWatch
-from minato_async.errors import WorkerSetupError
-from minato_async.executors.base import (
+from minato_async.engine.protocols import (
     AnyJobSource,
     Executor,
     Job,
@@ -34,6 +28,12 @@ from minato_async.executors.base import (
     Ringable,
     Worker,
 )
+from minato_async.engine.sizes import nbytes
+from minato_async.engine.slots import Slots
+from minato_async.errors import WorkerSetupError
+from minato_async.lifecycle import shutdown
+from minato_async.scheduling.advice import Advice
+from minato_async.scheduling.schedulers import WorkerScheduler
 from minato_async.stats import Stats
 
 R = TypeVar("R", bound=Ringable)

@@ -12,12 +12,12 @@ from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
-from minato_async.engine.batches import AsDrawn, BatchBuilder, ReadyFirst
+from minato_async.engine.batch_builder import AsDrawn, BatchBuilder, ReadyFirst
 from minato_async.engine.bell import DueBells
-from minato_async.engine.claim_size import ClaimSize
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.feed import Block, Claim, Feed
-from minato_async.executors.base import Job
+from minato_async.engine.protocols import Job
+from minato_async.scheduling.claim_size import ClaimSize
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from minato_async.descriptors import above_standard
+from minato_async.lifecycle.descriptors import above_standard
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop]
 try:

@@ -16,8 +16,8 @@ from typing import Any
 
 from minato_async.engine.bell import Bell, DueBells
 from minato_async.engine.feed import Block
+from minato_async.engine.protocols import Worker
 from minato_async.engine.slots import Slots
-from minato_async.executors.base import Worker
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,8 @@ from typing import Protocol
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
+from minato_async.engine.protocols import Job, Worker
 from minato_async.engine.slots import Slots
-from minato_async.executors.base import Job, Worker
 from minato_async.stats import Stats, StepCosts
 
 

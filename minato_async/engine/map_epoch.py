@@ -11,15 +11,15 @@ from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
-from minato_async.engine.costs import RecentCosts, summary
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Lanes, Sample
 from minato_async.engine.loading import Sync
+from minato_async.engine.protocols import Job, Worker
 from minato_async.engine.recipe import Recipe
-from minato_async.engine.threshold import Threshold
 from minato_async.errors import Unmade
-from minato_async.executors.base import Job, Worker
+from minato_async.scheduling.costs import RecentCosts, summary
+from minato_async.scheduling.threshold import Threshold
 from minato_async.stats import Stats, StepCosts
 
 #: Of claims of several tickets, one in so many is looked at.

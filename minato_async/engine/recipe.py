@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Protocol
 
-from minato_async.executors.base import Worker
+from minato_async.engine.protocols import Worker
 
 #: "raise", "skip", or a function of the index and the error that returns a sample instead.
 OnError = str | Callable[[Any, BaseException], Any]

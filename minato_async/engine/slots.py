@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from minato_async.executors.base import Job, Worker
+from minato_async.engine.protocols import Job, Worker
 
 
 @dataclass(slots=True, eq=False)

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import accelerate
 
+from minato_async.iteration.order import choose_order
 from minato_async.loader import MinatoLoader
-from minato_async.order import choose_order
 from minato_async.patching import TorchLoader
 
 

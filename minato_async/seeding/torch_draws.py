@@ -24,7 +24,7 @@ from minato_async.seeding import torch_names as names
 from minato_async.seeding.builtin_body import UnknownLayoutError, give_bodies
 from minato_async.seeding.rebinding import mark, original_of
 from minato_async.seeding.torch_hooks import Hook
-from minato_async.user_code import warn_user
+from minato_async.user_warnings import warn_user
 
 Body = Callable[..., Any]
 

@@ -149,8 +149,10 @@ def our_workers() -> set[int]:
     """What tells the workers that are alive apart: threads, and the processes that the one forks
     which we have forked."""
     threads = {t.native_id for t in threading.enumerate() if t.name.startswith("minato-worker")}
-    nurseries = psutil.Process().children()
-    return threads | {worker.pid for nursery in nurseries for worker in nursery.children()}
+    fork_servers = psutil.Process().children()
+    return threads | {
+        worker.pid for fork_server in fork_servers for worker in fork_server.children()
+    }
 
 
 def all_threads_end() -> None:

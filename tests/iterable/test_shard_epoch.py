@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_async.autocast import Autocast
 from minato_async.engine.bell import DueBells
 from minato_async.engine.loading import Sync
-from minato_async.engine.shards import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
 from minato_async.engine.slots import Slots
+from minato_async.sample.autocast import Autocast
+from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
 
 from .datasets import in_turn, name
 

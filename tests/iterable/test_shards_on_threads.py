@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_async import MinatoLoader
-from minato_async.engine import reader
+from minato_async.shards import reader
 from tests.threads import wait_for_new_threads
 
 from .datasets import (

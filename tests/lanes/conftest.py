@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minato_async.cpus import IdleCores
+from minato_async.scheduling.cpus import IdleCores
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
-from minato_async.engine import advice, coordinator
-from minato_async.engine.advice import Advice, Adviser, Observation
+from minato_async.engine import coordinator
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import Bell, DueBells
 from minato_async.engine.delivery import Delivery
-from minato_async.order import choose_order
+from minato_async.iteration.order import choose_order
+from minato_async.scheduling import advice
+from minato_async.scheduling.advice import Advice, Adviser, Observation
 from tests.loaders import on_each_executor
 from tests.semantics.support import InThread
 

@@ -12,9 +12,9 @@ import torch
 
 from minato_async import MinatoLoader, SampleCancelled, checkpoint
 from minato_async.checkpoint import current
-from minato_async.compose import Parts, add_checkpoints
-from minato_async.engine import thread_jobs
-from minato_async.replica import Code, Replica
+from minato_async.executors.thread import jobs as thread_jobs
+from minato_async.replicas.composed_transforms import Parts, add_checkpoints
+from minato_async.replicas.replica import Code, Replica
 
 from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for
 
@@ -173,7 +173,7 @@ class TestParking:
             dataset.fast.clear()
         # Hand-off is not what is tested: the threshold is far from where workers are stuck.
         loader = loader_of(dataset, scheduler="fixed", max_queue_size=16, timeout_threshold=0.001)
-        monkeypatch.setattr("minato_async.engine.threshold.STUCK", 1e9)
+        monkeypatch.setattr("minato_async.scheduling.threshold.STUCK", 1e9)
         iterator = iter(loader)
         for _ in range(2):
             assert dataset.here.acquire(timeout=PATIENCE)
@@ -202,7 +202,7 @@ class TestParking:
 
     def test_never_more_than_the_workers_are_inside(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tally = Tally()
-        monkeypatch.setattr("minato_async.engine.threshold.STUCK", 1e9)
+        monkeypatch.setattr("minato_async.scheduling.threshold.STUCK", 1e9)
 
         def load(index: int) -> int:
             with tally.inside():
@@ -220,7 +220,7 @@ class TestParking:
     def test_it_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sample that goes on needs what the parked one has to do first."""
         monkeypatch.setattr(thread_jobs, "PARKING", 0.05)
-        monkeypatch.setattr("minato_async.engine.threshold.STUCK", 1e9)
+        monkeypatch.setattr("minato_async.scheduling.threshold.STUCK", 1e9)
         here, both, first_done = threading.Semaphore(0), threading.Event(), threading.Event()
         order: list[int] = []
 
@@ -280,7 +280,7 @@ class TestParking:
 
 @pytest.mark.usefixtures("cores_idle")
 def test_with_a_core_to_spare_nobody_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minato_async.engine.threshold.STUCK", 1e9)
+    monkeypatch.setattr("minato_async.scheduling.threshold.STUCK", 1e9)
     dataset = Slow(16, slow=2)
     iterator = iter(loader_of(dataset, max_queue_size=16, timeout_threshold=0.001))
     for _ in range(2):

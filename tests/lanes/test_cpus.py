@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from minato_async import cpus
-from minato_async.cpus import cpu_quota, cpu_share, worker_delay_seconds
+from minato_async.scheduling import cpus
+from minato_async.scheduling.cpus import cpu_quota, cpu_share, worker_delay_seconds
 
 
 @pytest.fixture

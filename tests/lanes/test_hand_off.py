@@ -65,7 +65,7 @@ def loader_of(dataset: Any, **options: Any) -> MinatoLoader[Any]:
 @pytest.fixture(autouse=True)
 def scheduler_keeps_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads are to come from hand-off alone."""
-    name = "minato_async.engine.scheduler.ThroughputScheduler.decide"
+    name = "minato_async.scheduling.schedulers.ThroughputScheduler.decide"
     monkeypatch.setattr(name, lambda self, reading: self.start())
 
 
@@ -94,7 +94,7 @@ class TestReplacement:
         self, release: list[Stuck], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Claims of sixteen; the stuck one is in the middle of its claim."""
-        name = "minato_async.engine.claim_size.ClaimSize.next"
+        name = "minato_async.scheduling.claim_size.ClaimSize.next"
         monkeypatch.setattr(name, lambda self: 16)
         dataset = Stuck(64, {5, 21})
         release.append(dataset)

@@ -13,7 +13,7 @@ import pytest
 
 from minato_async import MinatoLoader
 from minato_async.engine import coordinator
-from minato_async.engine.scheduler import (
+from minato_async.scheduling.schedulers import (
     FixedScheduler,
     PaperScheduler,
     Reading,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minato_async.engine.threshold import (
+from minato_async.scheduling.threshold import (
     HYSTERESIS,
     MARGIN,
     STUCK,

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from minato_async import MinatoLoader, cpus
-from minato_async.cpus import IdleCores, idle_seconds
-from minato_async.descriptors import KeptFile
-from minato_async.engine import advice, coordinator
-from minato_async.engine.advice import Adviser, Observation
-from minato_async.engine.scheduler import MEASURED, Reading, ThroughputScheduler
+from minato_async import MinatoLoader
+from minato_async.engine import coordinator
+from minato_async.lifecycle.descriptors import KeptFile
+from minato_async.scheduling import advice, cpus
+from minato_async.scheduling.advice import Adviser, Observation
+from minato_async.scheduling.cpus import IdleCores, idle_seconds
+from minato_async.scheduling.schedulers import MEASURED, Reading, ThroughputScheduler
 from tests.foreign import LockCheck, check
 
 from .support import PATIENCE, Made, busy, flat, until, wait_for

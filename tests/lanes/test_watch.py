@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from minato_async.engine.deadline_watch import DeadlineWatch
 from minato_async.engine.slots import Slots
-from minato_async.engine.watch import DeadlineWatch
 
 from .test_lane_state import NamedWorker, NoJob
 

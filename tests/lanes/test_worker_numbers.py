@@ -13,8 +13,8 @@ import pytest
 from torch.utils.data import get_worker_info
 
 from minato_async import MinatoLoader, checkpoint, share
-from minato_async.engine import thread_jobs
-from minato_async.executors.threads import ThreadExecutor
+from minato_async.executors.thread import jobs as thread_jobs
+from minato_async.executors.thread.executor import ThreadExecutor
 
 from .support import PATIENCE, Made, Tally, busy, flat, until, wait_for
 

@@ -15,8 +15,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_async import MinatoLoader, checkpoint
-from minato_async.engine import advice, coordinator
+from minato_async.engine import coordinator
 from minato_async.engine.bell import DueBells
+from minato_async.scheduling import advice
 from tests.foreign import FREED_ANYWHERE, Failure, Foreign, Key, LockCheck, Made, Value, check
 from tests.lifetime.support import PATIENCE, eventually, in_thread, no_collector, our_threads
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from minato_async import MinatoLoader, shutdown
+from minato_async import MinatoLoader
 from minato_async.errors import forget_frames
+from minato_async.lifecycle import shutdown
 from tests.lifetime.support import (
     PATIENCE,
     Gate,

@@ -16,8 +16,8 @@ import torch
 from minato_async import MinatoLoader, share
 from minato_async.engine.engine import Engine
 from minato_async.engine.event_loop import EventLoopThread
-from minato_async.engine.thread_epoch import ThreadMapEpoch
-from minato_async.executors.threads import ThreadExecutor
+from minato_async.executors.thread.executor import ThreadExecutor
+from minato_async.executors.thread.map_epoch import ThreadMapEpoch
 from minato_async.seeding.streams import SampleStreams
 from tests.lifetime.support import (
     Gate,

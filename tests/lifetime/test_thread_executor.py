@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from minato_async.checkpoint import SampleCancelled
-from minato_async.executors.base import Worker
-from minato_async.executors.threads import ThreadExecutor
+from minato_async.engine.protocols import Worker
+from minato_async.executors.thread.executor import ThreadExecutor
 from tests.lifetime.support import (
     PATIENCE,
     all_ours_end,

@@ -352,10 +352,10 @@ def test_nobody_left_to_start_workers_is_an_error_and_no_hang() -> None:
 
     with iterating(processes(Made(8, sample), num_workers=2, scheduler="fixed")) as iterator:
         door.wait_for(2)
-        (nursery,) = psutil.Process().children()
-        workers = nursery.children()
+        (fork_server,) = psutil.Process().children()
+        workers = fork_server.children()
         assert len(workers) == 2
-        nursery.kill()
+        fork_server.kill()
         with pytest.raises(RuntimeError, match="engine has failed") as caught:
             next(iterator)
         assert "workers are started has ended" in str(caught.value.__cause__)
@@ -433,9 +433,9 @@ def test_a_worker_that_has_outlived_the_parent_says_nothing() -> None:
         cwd=CHECKOUT,
     ) as parent:
         assert parent.stdout is not None
-        nursery, worker = map(psutil.Process, map(int, parent.stdout.readline().split()))
+        fork_server, worker = map(psutil.Process, map(int, parent.stdout.readline().split()))
         until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
-        nursery.kill()
+        fork_server.kill()
         assert parent.communicate(timeout=PATIENCE) == ("", "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minato_async.transport.failures import PackedError, pack_error
+from minato_async.executors.process.transport.failures import PackedError, pack_error
 from tests.processes.support import Made, processes
 from tests.semantics.support import iterating
 

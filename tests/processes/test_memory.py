@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from minato_async.transport.memory import SharedMemory
-from minato_async.transport.own_blocks import OwnBlocks
-from minato_async.transport.packing import pack
+from minato_async.executors.process.transport.own_blocks import OwnBlocks
+from minato_async.executors.process.transport.packing import pack
+from minato_async.executors.process.transport.shared_memory import SharedMemory
 from tests.cases.support import CHECKOUT
 from tests.lifetime.support import eventually, shared_memory, stays_in_shared_memory
 from tests.processes.support import PATIENCE, Made, pause, processes

@@ -13,9 +13,9 @@ import torch
 
 import minato_async
 from minato_async import Stats
-from minato_async.engine.claim_size import ClaimSize
-from minato_async.engine.orders import Slow
-from minato_async.engine.remote_jobs import RemoteClaimJob
+from minato_async.executors.process.jobs import RemoteClaimJob
+from minato_async.executors.process.messages import Slow
+from minato_async.scheduling.claim_size import ClaimSize
 from tests.lifetime.support import eventually
 from tests.processes.support import (
     Made,

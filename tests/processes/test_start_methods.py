@@ -1,4 +1,4 @@
-"""Worker processes whose nursery is started afresh: by spawn, or by a fork server."""
+"""Worker processes whose fork server is started afresh: by spawn, or by a fork server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from minato_async import MinatoLoader
-from minato_async.transport.luggage import Luggage
+from minato_async.executors.process.transport.pickled_plan import PickledPlan
 from tests.lifetime.support import all_ours_end
 from tests.processes import module_level
 from tests.processes.module_level import Closed, Held, Numbers, Stream
@@ -80,11 +80,11 @@ def test_all_is_as_on_threads_even_if_a_worker_is_killed(method: str) -> None:
     assert plain(found) == plain(on_threads)
     assert [sample[1] for batch in found for sample in batch] == [0] * 40 + [1] * 40
     places = {sample[3] for batch in found for sample in batch}
-    (nursery,) = {parent for _, parent, _ in places}
-    assert not {os.getpid(), nursery} & {pid for pid, _, _ in places}
+    (fork_server,) = {parent for _, parent, _ in places}
+    assert not {os.getpid(), fork_server} & {pid for pid, _, _ in places}
     if method == "spawn":
         # Modules are imported once, for all workers.
-        assert {imported_in for _, _, imported_in in places} == {nursery}
+        assert {imported_in for _, _, imported_in in places} == {fork_server}
     # Each has its own, as when forked; what is shared already, all share.
     assert dataset.base[5] == 5.0
     assert dataset.array[0] == 0
@@ -237,9 +237,9 @@ def test_closed_while_it_starts(method: str) -> None:
 def test_killed_while_it_starts() -> None:
     before = psutil.Process().children()
     with iterating(processes(Numbers(4), multiprocessing_context="spawn")) as iterator:
-        (nursery,) = (child for child in psutil.Process().children() if child not in before)
-        nursery.suspend()  # it is not to come up first
-        nursery.kill()
+        (fork_server,) = (child for child in psutil.Process().children() if child not in before)
+        fork_server.suspend()  # it is not to come up first
+        fork_server.kill()
         with pytest.raises(RuntimeError, match="was killed by SIGKILL before it had come up"):
             next(iterator)
         # Though the iterator lives, as it does with an error that somebody keeps.
@@ -247,15 +247,15 @@ def test_killed_while_it_starts() -> None:
 
 
 def test_timeout_while_it_starts_says_so() -> None:
-    """First the nursery, then the workers, which unpickle the dataset."""
+    """First the fork server, then the workers, which unpickle the dataset."""
     before = psutil.Process().children()
     loader = processes(Held(), multiprocessing_context="spawn", timeout=0.02)
     with iterating(loader) as iterator:
-        (nursery,) = (child for child in psutil.Process().children() if child not in before)
-        nursery.suspend()
+        (fork_server,) = (child for child in psutil.Process().children() if child not in before)
+        fork_server.suspend()
         with pytest.raises(RuntimeError, match="Running: the start of the process"):
             next(iterator)
-        nursery.resume()
+        fork_server.resume()
         while True:
             with pytest.raises(RuntimeError, match="Running: the start of") as caught:
                 next(iterator)
@@ -264,14 +264,14 @@ def test_timeout_while_it_starts_says_so() -> None:
 
 
 def opened(value: Any) -> Any:
-    luggage = Luggage(value)
+    pickled_plan = PickledPlan(value)
     try:
-        return luggage.open()
+        return pickled_plan.open()
     finally:
-        luggage.close()
+        pickled_plan.close()
 
 
-def test_luggage_takes_more_tensors_than_there_may_be_descriptors() -> None:
+def test_pickled_plan_takes_more_tensors_than_there_may_be_descriptors() -> None:
     tensors = [torch.full((1000,), float(number)) for number in range(2000)]
     assert all(map(torch.equal, opened(tensors), tensors))
 
@@ -290,7 +290,7 @@ def test_luggage_takes_more_tensors_than_there_may_be_descriptors() -> None:
         lambda: torch.nn.Parameter(torch.ones(1000)),
     ],
 )
-def test_luggage_brings_tensors_as_they_are(make: Callable[[], torch.Tensor]) -> None:
+def test_pickled_plan_brings_tensors_as_they_are(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
     found = opened(tensor)
     assert type(found) is type(tensor)
@@ -300,7 +300,7 @@ def test_luggage_brings_tensors_as_they_are(make: Callable[[], torch.Tensor]) ->
     assert found.requires_grad == tensor.requires_grad
 
 
-def test_luggage_keeps_what_is_shared_within_it() -> None:
+def test_pickled_plan_keeps_what_is_shared_within_it() -> None:
     base, shared = torch.zeros(5000), torch.zeros(5).share_memory_()
     array = np.zeros(5000)
     part, whole = opened((torch.from_numpy(array[:1000]), torch.from_numpy(array)))
@@ -371,7 +371,7 @@ def test_classes_of_the_main_module(method: str, tmp_path: Path) -> None:
         printed, errors = program.communicate(timeout=4 * PATIENCE)
     assert (program.returncode, errors) == (0, "")
     *imported, odd, found = printed.splitlines()
-    # By this process, and by the nursery for all workers.
+    # By this process, and by the fork server for all workers.
     assert imported == ["imported"] * 2
     assert odd == "(5, 'odd')"
     assert found == str([index for index in range(12) if index not in (4, 5)])
@@ -465,7 +465,7 @@ def go_on(program: subprocess.Popen[str]) -> None:
     ],
     ids=["interrupted", "killed", "lives on"],
 )
-def test_signals_come_while_the_nursery_comes_up(
+def test_signals_come_while_the_fork_server_comes_up(
     end: Callable[[Any], None],
     handled: tuple[signal.Signals, ...],
     code: int,

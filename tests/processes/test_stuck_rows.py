@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from minato_async.engine import remote_jobs
 from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Order
 from minato_async.engine.loading import Sync
-from minato_async.engine.orders import Slow
-from minato_async.engine.process_epoch import ProcessMapEpoch
 from minato_async.engine.slots import Slots
-from minato_async.engine.threshold import Threshold
-from minato_async.executors.progress import RECORD, Status
+from minato_async.executors.process import jobs as remote_jobs
+from minato_async.executors.process.map_epoch import ProcessMapEpoch
+from minato_async.executors.process.messages import Slow
+from minato_async.executors.process.progress import RECORD, Status
+from minato_async.scheduling.threshold import Threshold
 
 
 class Context:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from minato_async.engine.travel import Travel
-from minato_async.transport.memory import SharedMemory
-from minato_async.transport.own_blocks import OwnBlocks
-from minato_async.transport.packing import TooDear, pack
+from minato_async.executors.process.transport.own_blocks import OwnBlocks
+from minato_async.executors.process.transport.packing import TooDear, pack
+from minato_async.executors.process.transport.shared_memory import SharedMemory
+from minato_async.executors.process.travel import Travel
 from tests.processes.support import Made, pause, processes
 
 #: A tensor that all are views of: 16 MB.
@@ -164,8 +164,8 @@ class Shop:
         return self.packed(value).unpack()
 
     def fill(self) -> None:
-        """Leave no room in the region."""
-        size = self.memory.region_size
+        """Leave no room in the arena."""
+        size = self.memory.arena_size
         while size >= 64:
             if self.own.allocate(size) is None:
                 size //= 2
@@ -331,7 +331,7 @@ def test_packing_ends_when_it_has_become_too_dear() -> None:
     shop = Shop()
 
     def free() -> int:
-        return sum(shop.own._region._sizes.values())
+        return sum(shop.own._arena._sizes.values())
 
     before = free()
     for dear in (

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from minato_async import MinatoLoader
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
-from minato_async.order import choose_order
+from minato_async.iteration.order import choose_order
 from tests.loaders import on_each_executor
 
 from .support import PATIENCE, InThread, iterating

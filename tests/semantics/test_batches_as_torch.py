@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from minato_async import MinatoLoader, share
-from minato_async.engine.claim_size import ClaimSize
+from minato_async.scheduling.claim_size import ClaimSize
 from tests.loaders import ALL, OURS, LoaderKind
 
 from .support import (

@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from minato_async import MinatoLoader, collation
-from minato_async.collation import DefaultRows, DefaultRowWriter, RowLeaf
-from minato_async.engine.claim_size import ClaimSize
+from minato_async import MinatoLoader
+from minato_async.sample import collation
+from minato_async.sample.collation import DefaultRows, DefaultRowWriter, RowLeaf
+from minato_async.scheduling.claim_size import ClaimSize
 from tests.loaders import PROCESSES, SERIAL, TORCH, WORKERS, LoaderKind, on_each_executor
 
 from .support import (

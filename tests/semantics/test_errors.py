@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from minato_async import MinatoLoader
-from minato_async.engine.claim_size import ClaimSize
+from minato_async.scheduling.claim_size import ClaimSize
 from tests.loaders import IN_ORDER, OURS, SERIAL, TORCH, LoaderKind
 from tests.threads import wait_for_new_threads
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_async.replica import Replica
+from minato_async.replicas.replica import Replica
 
 from .test_replicas import Plain, code
 

@@ -19,8 +19,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from minato_async import MinatoLoader
-from minato_async.engine.claim_size import ClaimSize
-from minato_async.order import choose_order
+from minato_async.iteration.order import choose_order
+from minato_async.scheduling.claim_size import ClaimSize
 from tests.loaders import on_each_executor
 
 from .support import Holding, InThread, iterating, lists, once_each, samples_in

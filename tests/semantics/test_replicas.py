@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, default_collate
 
 from minato_async import per_worker, share
-from minato_async.compose import Parts
-from minato_async.replica import Code, Replica
+from minato_async.replicas.composed_transforms import Parts
+from minato_async.replicas.replica import Code, Replica
 
 
 class Plain:

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
 from minato_async import MinatoLoader
-from minato_async.engine.claim_size import WORTH
+from minato_async.scheduling.claim_size import WORTH
 from tests.loaders import on_each_executor
 
 from .support import PATIENCE, iterating, lists, once_each, samples_in

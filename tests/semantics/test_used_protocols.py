@@ -17,7 +17,7 @@ from torch.autograd import profiler
 from torch.utils.data import IterableDataset
 
 from minato_async import MinatoLoader
-from minato_async.own_method import collate_fn_for_workers
+from minato_async.replicas.loader_method import collate_fn_for_workers
 from tests.lifetime.support import (
     all_ours_end,
     child_processes,

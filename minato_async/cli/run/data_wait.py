@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils.data import dataloader as torch_module
 
-from minato_async.gil_watch import gil_is_on, module_that_turned_it_on
-from minato_async.iterators import EngineIterator, SerialIterator
+from minato_async.iteration.iterators import EngineIterator, SerialIterator
+from minato_async.lifecycle.gil_watch import gil_is_on, module_that_turned_it_on
 from minato_async.loader import MinatoLoader
 
 

@@ -1,0 +1,406 @@
+"""What a worker process does with tickets and batches of a map-style dataset."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from minato_async.checkpoint import current
+from minato_async.engine.batch import Batch
+from minato_async.engine.feed import Block
+from minato_async.engine.lanes import Sample
+from minato_async.engine.runner import Runner
+from minato_async.errors import name_sample
+from minato_async.executors.process.dataset_changes import Change, Path, apply
+from minato_async.executors.process.messages import (
+    CollateBatch,
+    Collated,
+    Diverted,
+    Failed,
+    Finished,
+    HandleFailure,
+    NotBegun,
+    Rerun,
+    ResumeSample,
+    RunClaim,
+    Slow,
+)
+from minato_async.executors.process.transport.failures import pack_error
+from minato_async.executors.process.worker_main import Desk
+from minato_async.sample.autocast import Autocast
+from minato_async.sample.map_recipe import Bound, MapRecipe
+
+#: Seconds after which finished samples are told of, though others of the claim are not finished.
+_NEWS = 5e-3
+#: Seconds in which any sample may be packed. What takes longer than that, and longer than it took
+#: to make the sample, had better be made again where it is needed.
+_CHEAP_TO_PACK = 2e-3
+
+
+@dataclass(frozen=True)
+class EpochPayload:
+    """What changes from one epoch to the next."""
+
+    seeds: Any
+    grad: bool
+    autocast: Autocast
+    #: What was set anew in the dataset, as far as the worker does not know it.
+    changes: dict[Path, Change]
+    #: With which data pipes shuffle.
+    pipe_seed: int | None = None
+
+
+class SampleRunner:
+    """Carries out orders for samples and batches, at the desk of one worker."""
+
+    def __init__(self, recipe: MapRecipe, desk: Desk) -> None:
+        # Packing a batch may fail as collating may.
+        self._recipe = recipe.finished_by(desk.pack)
+        self._desk = desk
+        self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
+            RunClaim: self._run_claim,
+            ResumeSample: self._resume,
+            CollateBatch: self._collate,
+            HandleFailure: self._handle,
+        }
+
+    def begin_epoch(self, data: bytes) -> None:
+        payload: EpochPayload = pickle.loads(data)
+        self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
+        apply(self._recipe.dataset, payload.changes)
+
+    def run(self, order: Any) -> Sequence[Any]:
+        bound = self._recipe.bind(self._desk)
+        events: Sequence[Any] = bound.context.run(self._run[type(order)], order, bound)
+        return events
+
+    def _run_claim(self, order: RunClaim, bound: Bound) -> Sequence[Any]:
+        notes = ClaimNotes(order, bound, self._desk)
+        current.job = notes
+        Runner(bound, self._desk.name, notes).run_tickets(notes)
+        return notes.told()
+
+    def _resume(self, order: ResumeSample, bound: Bound) -> Sequence[Any]:
+        block = Block(order.position, (order.index,), 1, (order.repeat,))
+        notes = Notes(block, order.row, bound, self._desk)
+        runner = Runner(bound, self._desk.name, notes)
+        self._desk.status.begin_row(order.row)
+        try:
+            value = order.value.copy(self._desk.memory)
+        except BaseException as error:
+            runner.handle(block, 0, error, order.step)
+        else:
+            sample = Sample(block, 0, value, order.step, order.cost, stream=order.stream)
+            del value
+            runner.resume(sample)
+        return notes.told()
+
+    def _collate(self, order: CollateBatch, bound: Bound) -> Sequence[Any]:
+        notes = Notes(Block(0, (), 1), 0, bound, self._desk)
+        if (batch := notes.unpacked(order)) is not None:
+            Runner(bound, self._desk.name, notes).collate([batch])
+        return notes.told()
+
+    def _handle(self, order: HandleFailure, bound: Bound) -> Sequence[Any]:
+        block = Block(0, (order.index,), 1)
+        notes = Notes(block, order.row, bound, self._desk)
+        Runner(bound, self._desk.name, notes).handle(block, 0, order.error.unpack())
+        return notes.told()
+
+
+class Notes:
+    """What happens to the tickets of one order, for the parent to be told. They are the rows of
+    `block`, which begins with row `start` of theirs."""
+
+    expired = False
+
+    def __init__(self, block: Block, start: int, bound: Bound, desk: Desk) -> None:
+        self.block = block
+        self._start = start
+        self._bound = bound
+        self._desk = desk
+        self._status = desk.status
+        self._events: list[Any] = []
+        #: `perf_counter()` since when what runs is timed.
+        self._began = 0.0
+
+    def told(self) -> Sequence[Any]:
+        """What there is to tell."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def abandoned(self) -> bool:
+        return self._desk.abandoned
+
+    def checkpoint(self) -> None:
+        self._desk.checkpoint()
+
+    def enter(self, sample: Sample) -> bool:
+        self._enter(sample.cost)
+        return True
+
+    def _enter(self, cost: float) -> None:
+        self._began = perf_counter()
+        self._status.enter(cost)
+
+    def leave(self) -> float:
+        self._status.leave()
+        return perf_counter() - self._began
+
+    def finished(self, sample: Sample) -> Sequence[Batch]:
+        self._pack(sample.row, [sample.value], sample.costs, 1, math.inf)
+        return ()
+
+    def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
+        self._events.append(Failed(self._start + row, pack_error(error)))
+        return ()
+
+    def replaced(self, block: Block, row: int, value: Any) -> Sequence[Batch]:
+        try:
+            packed = self._desk.pack(value)
+        except BaseException as error:
+            named = name_sample(error, block.indices[row], "on_error", self._desk.name)
+            return self.failed(block, row, named)
+        self._events.append(Finished(self._start + row, [packed], (), 0))
+        return ()
+
+    def pass_on(self) -> None:
+        """It is passed on when all is done."""
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        packed = None if failure is None else pack_error(failure)
+        self._events.append(Collated(content, packed))
+
+    def _pack(
+        self, row: int, samples: Sequence[Any], costs: Sequence[float], tickets: int, budget: float
+    ) -> None:
+        """The samples from `row` on are finished; packing one takes no more than `budget`
+        seconds."""
+        began = perf_counter()
+        packed = [self._packed(row + place, sample, budget) for place, sample in enumerate(samples)]
+        spent = perf_counter() - began
+        self._events.append(Finished(self._start + row, packed, costs, tickets, spent))
+
+    def _packed(self, row: int, sample: Any, budget: float) -> Any:
+        try:
+            return self._desk.pack(sample, budget)
+        except BaseException:  # it will be made again
+            block = self.block
+            repeat = block.repeats[row] if block.repeats else 0
+            return Rerun(block.first + row, block.indices[row], repeat)
+
+    def unpacked(self, given: CollateBatch) -> Batch | None:
+        """The batch of the `given` samples. None: it has failed by one of them."""
+        batch = Batch(len(given.indices), 1, given.indices)
+        try:
+            batch.samples = self._unpacked(given)
+        except BaseException as error:
+            self.collated(batch, None, error)
+            return None
+        return batch
+
+    def _unpacked(self, batch: CollateBatch) -> list[Any]:
+        """The samples of `batch`. Raises what making one of them again raises."""
+        samples = []
+        # A collate function of the user's may keep samples, for the next batch, say.
+        borrows = self._bound.recipe.collates_by_default
+        memory = self._desk.memory
+        for index, sample in zip(batch.indices, batch.samples, strict=True):
+            if isinstance(sample, Rerun):
+                samples.append(self._rerun(sample))
+            elif sample is None:
+                samples.append(None)
+            else:
+                try:
+                    samples.append(sample.peek(memory) if borrows else sample.copy(memory))
+                except BaseException as error:
+                    step = "unpickling what another worker has made"
+                    if (named := name_sample(error, index, step, self._desk.name)) is error:
+                        raise
+                    raise named from error
+        return samples
+
+    def _rerun(self, sample: Rerun) -> Any:
+        bound, recipe, index = self._bound, self._bound.recipe, sample.index
+        bound.streams.begin(lambda _: recipe.seed(index, sample.repeat, sample.position))
+        bound.streams.ticket = sample
+        value = index
+        for number, step in enumerate(bound.steps):
+            try:
+                value = step(value)
+            except BaseException as error:
+                named = name_sample(error, index, recipe.step_name(number), self._desk.name)
+                if callable(recipe.on_error):
+                    return recipe.on_error(index, named)
+                raise named from named.__cause__
+        return value
+
+
+class ClaimNotes(Notes):
+    """What happens to the tickets of one claim. As long as its worker may make all of a batch,
+    finished samples are kept for that; else they are told of from time to time."""
+
+    def __init__(self, order: RunClaim, bound: Bound, desk: Desk) -> None:
+        block = Block(order.position, order.indices, 1, order.repeats)
+        super().__init__(block, order.start, bound, desk)
+        self._order = order
+        self._whole = order.whole
+        #: Finished samples of the run.
+        self._samples: list[Any] = []
+        #: The ticket to begin next, and the one behind the last.
+        self._next, self._stop = 0, len(order.indices)
+        #: The first ticket of the run, of those that no event tells of.
+        self._first = 0
+        #: Finished samples that are in no event: the first one's row, the samples, and their costs
+        #: and tickets as `Finished` has them.
+        self._held: list[tuple[int, list[Any], Sequence[float], int]] = []
+        self._told = perf_counter()
+        #: A run ends when it has lasted until then.
+        self._pause = math.inf
+        #: The row that was told of as slow.
+        self._slow = -1
+
+    def told(self) -> Sequence[Any]:
+        self._flush()
+        return super().told()
+
+    def _tell(self) -> None:
+        """Samples are finished, and others will take their time."""
+        self._desk.tell(self.told())
+        self._told = perf_counter()
+
+    def _flush(self) -> None:
+        """Make events of the samples that are finished: others are to make the batch."""
+        self._whole = False
+        held, self._held = self._held, []
+        for row, samples, costs, tickets in held:
+            budget = max(_CHEAP_TO_PACK, sum(costs) / max(1, len(samples)))
+            self._pack(row, samples, costs, tickets, budget)
+
+    def left(self) -> bool:
+        if self._next == self._stop or self.abandoned:
+            return False
+        if not self._whole and self._held and perf_counter() - self._told > _NEWS:
+            self._tell()
+        return True
+
+    def take(self) -> int:
+        row = self._next
+        if row == self._stop or (not self._whole and perf_counter() > self._pause):
+            raise IndexError
+        if not self._status.begin_row(self._start + row):
+            self._whole = False
+            self._begin_no_more()
+            raise IndexError
+        self._next = row + 1
+        return row
+
+    # Tickets of a single step
+
+    def begin_run(self) -> tuple[Callable[[], int], list[Any]]:
+        self._first = self._next
+        self._enter(0.0)
+        self._pause = self._began + _NEWS
+        return self.take, self._samples
+
+    def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
+        self._hold_run(self._next, self.leave())
+        return self._completed() if goes_on else ()
+
+    def _hold_run(self, row: int, seconds: float) -> None:
+        """The tickets of the run up to `row`, which it does not include, took `seconds`."""
+        # The same list again: the one who appends to it may be at a checkpoint.
+        samples = self._samples[:]
+        self._samples.clear()
+        if row > self._first:
+            self._held.append((self._first, samples, (seconds,), row - self._first))
+            self._first = row
+
+    # Outcomes
+
+    def finished(self, sample: Sample) -> Sequence[Batch]:
+        self._held.append((sample.row, [sample.value], sample.costs, 1))
+        return self._completed()
+
+    def _completed(self) -> Sequence[Batch]:
+        """The batch that this claim completes, when all of it is finished."""
+        if not self._whole or self._next < self._stop:
+            return ()
+        # If the worker dies from here on, it is not over a sample.
+        self._status.begin_row(self._start + self._stop)
+        samples = [sample for _, some, _, _ in self._held for sample in some]
+        if self._order.given is None:
+            batch = Batch(len(samples), 1, self.block.indices)
+            batch.samples = samples
+            return [batch]
+        rest = self.unpacked(self._order.given)
+        if rest is None:
+            return ()
+        rest.samples[self._start : self._start + self._stop] = samples
+        return [rest]
+
+    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        super().collated(batch, content, failure)
+        costs, tickets = [cost for _, _, cost, _ in self._held], self._held[0][3]
+        self._held.clear()
+        self._events[-1] = self._events[-1]._replace(costs=costs, tickets=tickets)
+
+    def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
+        self._flush()
+        super().failed(block, row, error)
+        if self._order.stops and self._next < self._stop:
+            self._begin_no_more()
+        return ()
+
+    def replaced(self, block: Block, row: int, value: Any) -> Sequence[Batch]:
+        self._flush()
+        return super().replaced(block, row, value)
+
+    def _begin_no_more(self) -> None:
+        self._stop = self._next
+        self._events.append(NotBegun(self._start + self._stop))
+
+    # Slow samples
+
+    def enter(self, sample: Sample) -> bool:
+        return not self._diverted(sample) and super().enter(sample)
+
+    def _diverted(self, sample: Sample) -> bool:
+        """Whether it goes on elsewhere."""
+        order, row = self._order, sample.row
+        if not order.diverts or sample.cost <= order.threshold or row == self._slow:
+            return False
+        try:
+            packed = self._desk.pack(sample.value)
+        except BaseException:  # what cannot be pickled stays here
+            return False
+        self._flush()
+        stream = self._bound.streams.detach()
+        event = Diverted(self._start + row, packed, sample.step, sample.costs, stream)
+        self._events.append(event)
+        if self._next < self._stop:
+            self._tell()
+        return True
+
+    def checkpoint(self) -> None:
+        """In the middle of a step: end it if nobody waits for it. If it is slow, what is finished
+        goes its way, and this sample is the last of the claim that is begun: so the parent is told,
+        who gives to others what stands behind it."""
+        super().checkpoint()
+        order, status, row = self._order, self._status, self._next - 1
+        if not order.diverts or row == self._slow or status.elapsed <= order.threshold:
+            return
+        self._slow = row
+        status.stop()
+        if len(self._bound.steps) == 1:
+            now = status.began
+            self._hold_run(row, now - self._began)
+            self._began = now
+        self._flush()
+        self._events.append(Slow(self._start + row))
+        self._tell()

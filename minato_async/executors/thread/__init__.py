@@ -1,0 +1,1 @@
+"""Threads: the executor for interpreters without the GIL."""

@@ -1,0 +1,289 @@
+"""Iterable datasets: how a loader reads them, in its workers or in the consumer's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
+
+from minato_async.engine.batch import Batch
+from minato_async.engine.loading import Loading
+from minato_async.engine.recipe import Streams
+from minato_async.errors import name_batch, name_read
+from minato_async.executors.factory import for_shards, shares_objects
+from minato_async.executors.process.worker_shards import ShardPlan
+from minato_async.iteration.iterators import EngineIterator, SerialIterator, code_of
+from minato_async.iteration.order import choose_order
+from minato_async.options import check_options
+from minato_async.replicas.loader_method import collate_fn_for_workers
+from minato_async.replicas.replica import Replica
+from minato_async.sample.autocast import Autocast
+from minato_async.sample.map_recipe import as_it_is, finisher
+from minato_async.sample.worker_info import make_worker_info
+from minato_async.seeding.epoch_seeds import EpochSeeds, ThreadRng, thread_streams
+from minato_async.shards.datapipes import seed_pipe, settings_for
+from minato_async.shards.epoch import Shard, ShardRecipe
+from minato_async.shards.reader import Reader
+from minato_async.user_warnings import warn_user
+
+
+class ShardedIterator(EngineIterator):
+    """Over an iterable dataset, through workers that advance its shards.
+
+    With `iterable_mode="shared"` there is one shard of one: one iterator, which sees no other
+    workers to share the data with.
+    """
+
+    _epoch: Loading
+    _shards: list[Shard]
+    #: With which data pipes shuffle.
+    _pipe_seed: int | None = None
+
+    #: The shards are read in other processes, each of which makes its own.
+    _elsewhere = False
+
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
+        if first:
+            self._open(loader)
+        else:
+            for replica in self._replicas:
+                replica.refresh()
+            if self._pipes is not None:
+                self._pipe_seed = self._pipes.draw_seed(loader)
+                if not self._elsewhere:
+                    for shard in self._shards:
+                        seed_pipe(shard.dataset, self._pipe_seed)
+        seeds = self._make_seeds(loader)
+        self._length = ReportedLength(loader)
+        recipe = make_shard_recipe(loader, seeds, finish=not self._elsewhere)
+        if first:
+            self._open_engine(loader, recipe)
+        ahead = self._options.batches_ahead
+        keeps_order = choose_order(loader, check_options(loader).in_order).by_position
+        ahead = None if ahead is None else ahead // len(self._shards)
+        start = self._side.sharded_epoch(
+            loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
+        )
+        self._epoch = self._engine.begin(start)
+
+    def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> None:
+        if self._elsewhere:
+            # A shard's iterator cannot leave its process: so there are as many as there are shards.
+            self._options = replace(
+                self._options, scheduler="fixed", max_workers=self._options.num_workers
+            )
+        make_info = partial(_shard_info, len(self._shards), self._base_seed, self._options.isolated)
+        pipes = None if self._pipes is None else self._pipes.sharding
+        # What torch's own collating takes is no more than packing would.
+        collates = loader.collate_fn not in (default_collate, default_convert)
+        shares = self._options.iterable_mode == "shared" and self._options.num_workers > 1
+        shares = shares and (collates or bool(recipe.transforms))
+        plan = ShardPlan(loader.dataset, recipe, make_info, pipes, self._pipe_seed, shares)
+        self._start_engine(for_shards(loader, plan, self._base_seed, self._options))
+
+    def _open(self, loader: DataLoader[Any]) -> None:
+        count = 1 if self._options.iterable_mode == "shared" else loader.num_workers
+        self._pipes = settings_for(loader, count)
+        self._elsewhere = not shares_objects(self._options)
+        self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
+        self._start(loader)
+        #: One for each shard. Not kept for later iterators, as those of map-style datasets are: an
+        #: iterator may be at its end, and stay there.
+        self._replicas: list[Replica] = []
+        if self._elsewhere:
+            datasets: list[Any] = [None] * count
+        elif self._pipes is None:
+            code = code_of(loader)
+            self._replicas = [Replica(code, number) for number in range(count)]
+            datasets = [replica.code.dataset for replica in self._replicas]
+        else:
+            assert self._pipe_seed is not None
+            sharding, seed = self._pipes.sharding, self._pipe_seed
+            datasets = [sharding.shard_of(loader.dataset, s, seed) for s in range(count)]
+        make_info = partial(_shard_info, count, self._base_seed, self._options.isolated)
+        self._shards = [
+            Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
+        ]
+        for shard, replica in zip(self._shards, self._replicas, strict=False):
+            shard.own_recipe = partial(
+                _own_recipe, replica, partial(_collation, loader.batch_size, finisher(loader))
+            )
+        if self._pipes is not None:
+            # Torch draws a second one here, which nobody is told.
+            self._pipes.draw_seed(loader)
+
+    def _receive(self, batch: Batch) -> Any:
+        self._length.count()
+        return super()._receive(batch)
+
+
+class SerialIterableIterator(SerialIterator):
+    """Reads an iterable dataset in the consumer's thread (`num_workers=0`)."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self._pipes = settings_for(loader, 1)
+        self._seed_pipe(loader)
+        self._start(loader)
+        if self._pipes is not None:
+            self._pipes.sharding.shard(loader.dataset, 0)
+        self._begin(loader)
+
+    def _seed_pipe(self, loader: DataLoader[Any]) -> None:
+        if self._pipes is not None:
+            seed_pipe(loader.dataset, self._pipes.draw_seed(loader))
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        self._seed_pipe(loader)
+        super()._reset(loader, first_iter)
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        seeds = self._make_seeds(loader)
+        self._length = ReportedLength(loader)
+        self._recipe = make_shard_recipe(loader, seeds)
+        # The consumer's own random state is used, as with torch, unless a seed was given.
+        self._isolated = type(check_options(loader).seed) is int
+        with thread_streams(self._isolated) as streams:
+            streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
+            streams.ticket = -1
+            iterator = iter(loader.dataset)
+        recipe = self._recipe
+        self._reader = Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
+
+    def _next(self) -> Any:
+        with thread_streams(self._isolated) as streams:
+            batch = self._load(streams)
+        self._length.count()
+        return batch
+
+    def _load(self, streams: Streams) -> Any:
+        reader, recipe, where = self._reader, self._recipe, "the consumer's thread"
+        first = reader.ordinal + 1
+        streams.begin(lambda ordinal: recipe.seed(0, ordinal))
+        try:
+            samples = reader.read(streams)
+        except Exception as error:
+            named = name_read(error, reader.sample, recipe.step_name(reader.step), where)
+            if named is error:
+                raise
+            raise named from error
+        if not samples:
+            raise StopIteration
+        ordinals = range(first, first + len(samples))
+        streams.begin(lambda _: recipe.seed(0, tuple(ordinals)))
+        streams.ticket = samples
+        try:
+            return recipe.collate(samples)
+        except Exception as error:
+            named = name_batch(error, ordinals, samples, where)
+            if named is error:
+                raise
+            raise named from error
+
+    def close(self) -> None:
+        super().close()
+        self._reader.release()
+
+
+def _shard_info(count: int, base_seed: int, isolated: bool, shard: int, dataset: Any) -> Any:
+    """What `get_worker_info()` returns in `shard` of `count`."""
+    # Whichever worker runs a shard, what is drawn belongs to the sample that is being read.
+    rng = ThreadRng() if isolated else None
+    return make_worker_info(shard, count, base_seed + shard, dataset, rng)
+
+
+def _own_recipe(
+    replica: Replica,
+    collation: Callable[[Callable[[Any], Any]], Callable[[list[Any]], Any]],
+    recipe: ShardRecipe,
+) -> ShardRecipe:
+    """`recipe` for the shard that has `replica`."""
+    code = replica.code
+    return replace(
+        recipe,
+        worker_init_fn=code.worker_init_fn,
+        transforms=code.transforms,
+        collate=collation(code.collate_fn),
+        collates_inside=replica.has_own_collate_fn,
+    )
+
+
+def make_shard_recipe(
+    loader: DataLoader[Any], seeds: EpochSeeds, finish: bool = True
+) -> ShardRecipe:
+    """How `loader` reads its dataset in the epoch that the calling thread starts. `finish`: batches
+    are pinned where they are collated, if at all."""
+    dataset: Any = loader.dataset
+    return ShardRecipe(
+        step=f"{type(getattr(dataset, '_datapipe', dataset)).__name__}.__iter__",
+        batch_size=loader.batch_size,
+        drop_last=bool(loader.drop_last),
+        worker_init_fn=loader.worker_init_fn,
+        collate=_collation(
+            loader.batch_size,
+            finisher(loader) if finish else as_it_is,
+            collate_fn_for_workers(loader),
+        ),
+        seeds=seeds,
+        context=copy_context(),
+        grad=torch.is_grad_enabled(),
+        autocast=Autocast.of_this_thread(),
+        transforms=check_options(loader).transforms,
+    )
+
+
+def _collation(
+    batch_size: int | None, finish: Callable[[Any], Any], collate_fn: Callable[[Any], Any]
+) -> Callable[[list[Any]], Any]:
+    # Something that can be pickled: workers may be started afresh.
+    return partial(_collate_one if batch_size is None else _collate, collate_fn, finish)
+
+
+def _collate(
+    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
+) -> Any:
+    return finish(collate_fn(samples))
+
+
+def _collate_one(
+    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
+) -> Any:
+    return finish(collate_fn(samples[0]))
+
+
+class ReportedLength:
+    """Warns, as torch does, when an iterable dataset yields more than it said it would.
+
+    What is counted are batches, so only without batching can the two be compared; that, too, is
+    as with torch.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        #: Set where `len(loader)` was asked for.
+        self._reported: int | None = loader._IterableDataset_len_called
+        self._dataset = loader.dataset
+        self._has_workers = loader.num_workers > 0
+        self._yielded = 0
+
+    def count(self) -> None:
+        """One more is about to be returned."""
+        self._yielded += 1
+        if self._reported is None or self._yielded <= self._reported:
+            return
+        message = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._reported}"
+            f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched. "
+        )
+        if self._has_workers:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly "
+                "configuring the IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+                "for examples."
+            )
+        warn_user(message)

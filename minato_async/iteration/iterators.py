@@ -1,0 +1,544 @@
+"""Iterators over a loader, for `for` and for `async for`."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, NoReturn, Protocol, cast
+
+import torch
+from torch.autograd import profiler
+from torch.utils.data import DataLoader
+
+from minato_async.engine.batch import Batch
+from minato_async.engine.engine import Engine
+from minato_async.engine.epoch import Epoch
+from minato_async.engine.loading import Loading
+from minato_async.engine.map_epoch import MapEpoch
+from minato_async.errors import name_batch, name_sample
+from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
+from minato_async.executors.process.transport.failures import unpacked, without_variables
+from minato_async.iteration.order import choose_order
+from minato_async.iteration.samplers import samples_in_batch, samples_in_epoch
+from minato_async.iteration.worker_handles import WorkerHandle
+from minato_async.lifecycle.gil_watch import warn_if_on
+from minato_async.options import check_options
+from minato_async.replicas.loader_method import collate_fn_for_workers, collates_itself
+from minato_async.replicas.pool import ReplicaPool, WorkerReplicas
+from minato_async.replicas.replica import Code
+from minato_async.sample.map_recipe import Bound, MapRecipe
+from minato_async.sample.openmp import find_libraries
+from minato_async.sample.worker_setup import WorkerSetup
+from minato_async.scheduling.schedulers import make_scheduler
+from minato_async.scheduling.threshold import Threshold
+from minato_async.seeding.epoch_seeds import EpochSeeds, thread_streams
+from minato_async.seeding.repeats import RepeatCounter, may_repeat
+from minato_async.stats import Stats
+
+
+class Owner(Protocol):
+    """What an iterator asks of the loader that made it, beside torch's attributes."""
+
+    _latest: weakref.ref[Any] | None
+    _replicas: ReplicaPool
+
+    def _count_epoch(self) -> int:
+        """The number of the epoch that begins, from 0."""
+
+    def _keep_stats(self, iterator: Any) -> None:
+        """`iterator` has come to its end."""
+
+
+def owner(loader: DataLoader[Any]) -> Owner:
+    """`loader`, which is a `MinatoLoader`: this module is imported by that of the class."""
+    return cast(Owner, loader)
+
+
+def code_of(loader: DataLoader[Any]) -> Code:
+    """What of the user's runs in the workers of `loader`."""
+    options = check_options(loader)
+    return Code(
+        loader.dataset,
+        options.transforms,
+        collate_fn_for_workers(loader),
+        loader.worker_init_fn,
+        options.on_error,
+    )
+
+
+#: Stands for a sample that `on_error="skip"` leaves out.
+_SKIPPED = object()
+
+
+class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
+    """One pass over a loader, through `next()` or `await anext()`.
+
+    The sampler advances only in here, in the thread of the consumer. What libraries look for in
+    torch's iterators has torch's names, and torch's meaning.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._kept_loader = loader if collates_itself(loader) else None
+        self._index_sampler = loader._index_sampler
+        self._dataset_kind = loader._dataset_kind
+        self._num_workers = loader.num_workers
+        self._persistent_workers = loader.persistent_workers
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+
+    def _start(self, loader: DataLoader[Any]) -> None:
+        """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
+        numbers that the user's code draws afterwards must be those it would get with torch."""
+        self._sampler_iter = iter(self._index_sampler)
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._base_seed = int(drawn.item())
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin another epoch, whatever is left of this one. `loader` calls it where workers
+        persist, through whatever a library has put around this iterator."""
+        self._IterableDataset_len_called = loader._IterableDataset_len_called
+        owner(loader)._latest = weakref.ref(self)
+
+    def _make_recipe(
+        self, loader: DataLoader[Any], replicas: WorkerReplicas | None = None
+    ) -> MapRecipe:
+        setup = WorkerSetup(code_of(loader), loader.num_workers, self._base_seed, replicas)
+        return MapRecipe(loader, setup, self._make_seeds(loader), check_options(loader).check)
+
+    def _make_seeds(self, loader: DataLoader[Any]) -> EpochSeeds:
+        given = check_options(loader).seed
+        seed = self._base_seed if given is None else given
+        return EpochSeeds(seed, owner(loader)._count_epoch())
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of what is being loaded; empty without workers."""
+        return Stats()
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            # Asked first, for a range costs some microseconds, whether anybody records it or not.
+            if not profiler._is_profiler_enabled:
+                return self._next_data()
+            with profiler.record_function(self._profile_name):
+                return self._next_data()
+        finally:
+            # The user may keep an exception. Its traceback must not keep the iterator, and with it
+            # the workers: here, and wherever `self` is deleted in the following.
+            del self
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        if not profiler._is_profiler_enabled:
+            return self._next_data_async()
+        return self._profiled_anext()
+
+    async def _profiled_anext(self) -> Any:
+        try:
+            with profiler.record_function(self._profile_name):
+                return await self._next_data_async()
+        finally:
+            del self
+
+    @abstractmethod
+    def _next_data(self) -> Any:
+        """The next batch. Raises StopIteration at the end."""
+
+    @abstractmethod
+    async def _next_data_async(self) -> Any:
+        """As `_next_data`, for a coroutine. Raises StopAsyncIteration at the end."""
+
+    def __aiter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+    def close(self) -> None:
+        """Stop loading and let the workers go, waiting a moment for running steps. Idempotent;
+        `next()` then ends the iteration."""
+
+    def _shutdown_workers(self) -> None:
+        """`close()`, by the name that scripts call on torch's iterators to end persistent
+        workers."""
+        self.close()
+
+
+class SerialIterator(LoaderIterator):
+    """Loads in the consumer's thread, one batch at a time (`num_workers=0`)."""
+
+    _closed = False
+    _num_yielded = 0
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._closed, self._num_yielded = False, 0
+        # As with torch, later epochs draw no base seed.
+        self._sampler_iter = iter(self._index_sampler)
+        self._begin(loader)
+
+    @abstractmethod
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        """Begin an epoch, for which the sampler has been asked already."""
+
+    def _next_data(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        batch = self._next()
+        self._num_yielded += 1
+        return batch
+
+    async def _next_data_async(self) -> Any:
+        try:
+            return self._next_data()
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    @abstractmethod
+    def _next(self) -> Any:
+        """As `next()`, while not closed."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SerialMapIterator(SerialIterator):
+    """Loads a map-style dataset in the consumer's thread."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self._start(loader)
+        self._begin(loader)
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        self._recipe = self._make_recipe(loader)
+        # The consumer's own random state is used, as with torch, unless a seed was given.
+        self._isolated = type(check_options(loader).seed) is int
+        self._repeats = RepeatCounter()
+        self._position = 0
+
+    def _next(self) -> Any:
+        while True:
+            drawn = next(self._sampler_iter)
+            indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
+            with thread_streams(self._isolated) as streams:
+                bound = self._recipe.bind_here(streams)
+                samples = self._samples(indices, bound)
+                kept = [sample for sample in samples if sample is not _SKIPPED]
+                if kept or not samples:
+                    return self._collate(indices, kept, bound)
+
+    def _samples(self, indices: list[Any], bound: Bound) -> list[Any]:
+        seed, streams, first = self._recipe.seed, bound.streams, self._position
+        repeats = self._repeats.count(indices) if self._isolated else ()
+        self._position += len(indices)
+        streams.begin(lambda row: seed(indices[row], repeats[row] if repeats else 0, first + row))
+        samples = []
+        for row, index in enumerate(indices):
+            streams.ticket = row
+            samples.append(self._sample(bound, index))
+        return samples
+
+    def _collate(self, indices: list[Any], samples: list[Any], bound: Bound) -> Any:
+        bound.streams.begin(lambda _: self._recipe.seed(tuple(indices), 0, 0))
+        bound.streams.ticket = samples
+        try:
+            return bound.finish(bound.collate(samples))
+        except Exception as error:
+            named = name_batch(error, indices, samples, "the consumer's thread")
+            if named is error:
+                raise
+            raise named from error
+
+    def _sample(self, bound: Bound, index: Any) -> Any:
+        """The sample of `index`, or what `on_error` puts in its place."""
+        on_error = self._recipe.on_error
+        try:
+            return self._run_steps(bound, index)
+        except Exception as error:
+            if on_error == "skip":
+                return _SKIPPED
+            if callable(on_error):
+                return on_error(index, error)
+            raise
+
+    def _run_steps(self, bound: Bound, index: Any) -> Any:
+        step, value = 0, index
+        try:
+            for run in bound.steps:
+                value = run(value)
+                step += 1
+            return value
+        except Exception as error:
+            where = self._recipe.step_name(step)
+            named = name_sample(error, index, where, "the consumer's thread")
+            if named is error:
+                raise
+            raise named from error
+
+
+class EngineIterator(LoaderIterator):
+    """Takes batches from an engine.
+
+    When it is dropped, its engine closes: nothing else refers to it, no thread does.
+    """
+
+    _engine: Engine
+    _epoch: Loading
+    _side: ExecutorSide
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self._begin(loader)
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        """Begin an epoch, with new workers."""
+        self._options = check_options(loader)
+        warn_if_on(self._options.executor)
+        self._persistent = loader.persistent_workers
+        self._loader = weakref.ref(loader)
+        self._start_epoch(loader, first=True)
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        if self._can_restart(loader):
+            warn_if_on(self._options.executor)
+            self._start_epoch(loader, first=False)
+        else:
+            self._engine.close_soon()
+            self._begin(loader)
+
+    def _can_restart(self, loader: DataLoader[Any]) -> bool:
+        """Whether the next epoch can be loaded by the same workers. Not by threads, where the GIL
+        was turned on since."""
+        return self._engine.usable and check_options(loader).executor == self._options.executor
+
+    @abstractmethod
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
+        """Begin an epoch; for the first, start the engine too."""
+
+    def _start_engine(self, side: ExecutorSide) -> None:
+        options = self._options
+        self._side = side
+        find_libraries()
+        scheduler = make_scheduler(options.scheduler, options.num_workers)
+        self._engine = Engine(
+            side.new_executor, scheduler, options.max_workers, options.sample_timeout
+        )
+
+    def _draw(self) -> None:
+        """Called for every batch that is taken: see to it that there will be others."""
+        self._engine.proceed(self._epoch)
+
+    def _make_up(self) -> None:
+        """Called before a batch is taken: draw what Ctrl-C after the last one may have prevented,
+        or there may be nothing to wait for."""
+
+    def _take_draw_errors(self) -> list[BaseException]:
+        """What is left to be raised when all batches are delivered."""
+        return []
+
+    def _receive(self, batch: Batch) -> Any:
+        """What the consumer gets: the content of `batch`, which does not keep it."""
+        return self._side.receive(batch.take_content())
+
+    # Consumers
+
+    def _next_data(self) -> Any:
+        epoch = self._epoch
+        engine, timeout = self._engine, self._options.timeout
+        engine.check_process()
+        self._make_up()
+        while (batch := engine.next_batch(epoch, timeout)) is not None and batch.void:
+            self._draw()
+        if batch is None:
+            ends, errors = self._let_go(), self._take_draw_errors()
+            del self, epoch
+            if errors:
+                raise errors.pop()
+            if ends:
+                engine.close()
+            raise StopIteration
+        self._draw()
+        if batch.failure is None:
+            return self._receive(batch)
+        del self, epoch, engine
+        raise_failure(batch)
+
+    async def _next_data_async(self) -> Any:
+        epoch = self._epoch
+        engine, timeout = self._engine, self._options.timeout
+        engine.check_process()
+        while (batch := await engine.next_batch_async(epoch, timeout)) is not None and batch.void:
+            self._draw()
+        if batch is None:
+            self._let_go()
+            errors = self._take_draw_errors()
+            del self, epoch
+            if errors:
+                raise errors.pop()
+            raise StopAsyncIteration
+        self._draw()
+        if batch.failure is None:
+            return self._receive(batch)
+        del self, epoch, engine
+        raise_failure(batch)
+
+    def _let_go(self) -> bool:
+        """At the end of an epoch: whether the engine is on its way to its end too."""
+        if not self._persistent:
+            if (loader := self._loader()) is not None:
+                owner(loader)._keep_stats(self)
+            self._engine.close_soon()
+        return not self._persistent
+
+    @property
+    def stats(self) -> Stats:
+        """A snapshot of this iterator's epoch."""
+        return self._side.received(self._engine.stats(self._epoch))
+
+    @property
+    def _workers(self) -> list[WorkerHandle]:
+        """One handle for each of `num_workers`."""
+        return [WorkerHandle(self._engine, number) for number in range(self._num_workers)]
+
+    @property
+    def _num_yielded(self) -> int:
+        """Batches of this epoch so far; a failed one counts."""
+        return self._engine.stats(self._epoch).delivered
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __del__(self) -> None:
+        # Without an engine, the constructor failed.
+        if hasattr(self, "_engine"):
+            self._engine.close_soon()
+
+
+class MapIterator(EngineIterator):
+    """Over a map-style dataset: draws one batch for each that it takes."""
+
+    _epoch: MapEpoch
+
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
+        # In a forked child it may be one that nobody will release: there is another then.
+        self._drawing = threading.Lock()
+        self._drawn_all = False
+        #: For the last batch that was taken, what had to be drawn was: Ctrl-C did not prevent it.
+        self._drawn = False
+        #: What the worker threads have each for itself.
+        self._replicas: WorkerReplicas | None = None
+        super()._begin(loader)
+
+    def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
+        given = check_options(loader)
+        if first:
+            self._start(loader)
+        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
+        # asked here although `_start` has asked it, and later epochs draw no base seed.
+        self._sampler_iter = iter(self._index_sampler)
+        if first:
+            # What workers have loaded in former epochs must not show where that counts.
+            pool = ReplicaPool() if given.assignment == "batch" else owner(loader)._replicas
+            self._replicas = WorkerReplicas(pool) if shares_objects(self._options) else None
+        recipe = self._make_recipe(loader, self._replicas)
+        self._batch_is_ticket = recipe.batch_is_ticket
+        counts = self._options.isolated and may_repeat(loader)
+        self._repeats = RepeatCounter() if counts else None
+        order = choose_order(loader, given.in_order)
+        threshold = self._threshold(loader)
+        if first:
+            self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
+        start = self._side.map_epoch(loader, recipe, order, threshold)
+        self._epoch = self._engine.begin(start)
+        #: Batches to draw ahead; None: as many as the window holds.
+        self._most_ahead = self._options.batches_ahead
+        self._drawn_all = False
+        #: What the sampler raised, if it did: to be raised after all that it drew before.
+        self._draw_errors: list[BaseException] = []
+        self._draw()
+
+    def _threshold(self, loader: DataLoader[Any]) -> Threshold:
+        options = self._options
+        warmup = options.warmup_batches * samples_in_batch(loader)
+        if (length := samples_in_epoch(loader)) is not None:
+            warmup = min(warmup, length // 10)
+        return Threshold(options.threshold_percentile, warmup, options.timeout_threshold)
+
+    def _draw(self) -> None:
+        """Draw batches until enough are ahead of the consumer."""
+        epoch, draws = self._epoch, False
+        with self._drawing:
+            self._drawn = False
+            while not self._drawn_all and self._wants_more(epoch):
+                draws = True
+                try:
+                    indices, unit = self._tickets(next(self._sampler_iter))
+                except StopIteration:
+                    self._drawn_all = True
+                    self._engine.end_draw(epoch)
+                except Exception as error:
+                    # What was drawn before is delivered first, then this is raised. Its traceback
+                    # would keep the iterator: it refers to this frame.
+                    without_variables(error)
+                    self._drawn_all = True
+                    self._draw_errors.append(error)
+                    self._engine.end_draw(epoch)
+                except BaseException as interrupt:
+                    # Ctrl-C does not wait. A generator that it hit has ended: whoever goes on
+                    # all the same must not take that for the end of the epoch.
+                    self._drawn_all = True
+                    cut_short = RuntimeError(f"the sampler was interrupted by {interrupt!r}")
+                    self._draw_errors.append(cut_short)
+                    self._engine.end_draw(epoch)
+                    raise
+                else:
+                    repeats = () if self._repeats is None else self._repeats.count(indices)
+                    self._engine.draw(epoch, indices, unit, repeats)
+            if not draws:
+                self._engine.proceed(epoch)
+            self._drawn = True
+
+    def _make_up(self) -> None:
+        # Not while another consumer waits for the sampler: a batch may be ready.
+        if not (self._drawn or self._drawing.locked()):
+            self._draw()
+        self._drawn = False
+
+    def _take_draw_errors(self) -> list[BaseException]:
+        with self._drawing:
+            errors, self._draw_errors = self._draw_errors, []
+        return errors
+
+    def _tickets(self, drawn: Any) -> tuple[list[Any], int]:
+        """The tickets' indices in what the sampler drew, and how many samples each stands for."""
+        if self._batch_is_ticket:
+            return [drawn], (len(drawn) or 1) if isinstance(drawn, list) else 1
+        return list(drawn), 1
+
+    def _wants_more(self, epoch: Epoch) -> bool:
+        most = self._most_ahead
+        if most is not None:
+            return epoch.batches_ahead < most
+        # Empty batches take no place in the window, so they are bounded by their number.
+        return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
+
+
+def raise_failure(batch: Batch) -> NoReturn:
+    """Raise the failure that `batch` carries, whose traceback then refers to this frame: so
+    neither the frame nor the batch may keep the failure."""
+    assert batch.failure is not None
+    failure, batch.failure = unpacked(batch.failure), None
+    try:
+        raise failure
+    finally:
+        del failure

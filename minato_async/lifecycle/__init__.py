@@ -1,0 +1,1 @@
+"""The process around the loader: its end, its descriptors, its GIL."""

@@ -1,0 +1,1 @@
+"""Replicas: what user code changes in its objects is a worker's own, on threads too."""

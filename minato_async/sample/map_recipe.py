@@ -1,0 +1,183 @@
+"""What a sample is made of: how a dataset and a collate function become a recipe."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from minato_async.engine.protocols import Worker
+from minato_async.engine.recipe import BoundRecipe, Streams
+from minato_async.errors import name_transform
+from minato_async.replicas.replica import Code
+from minato_async.sample.autocast import Autocast
+from minato_async.sample.collation import DefaultRowWriter, is_extended
+from minato_async.sample.shared_data_check import SharedDataCheck
+from minato_async.sample.worker_setup import WorkerSetup, current_state
+from minato_async.seeding.epoch_seeds import EpochSeeds
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A map-style recipe in the hands of one worker, or of the consumer's own thread."""
+
+    recipe: MapRecipe
+    steps: Sequence[Callable[[Any], Any]]
+    collate: Callable[[list[Any]], Any]
+    finish: Callable[[Any], Any]
+    on_error: Any
+    streams: Streams
+    context: Context
+
+
+class MapRecipe:
+    """How one epoch of a map-style dataset is loaded.
+
+    Grad mode, autocast and context variables are those of the thread that starts the epoch.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], setup: WorkerSetup, seeds: EpochSeeds, checks: bool = False
+    ) -> None:
+        dataset, collate_fn = setup.code.dataset, setup.code.collate_fn
+        #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
+        #: the dataset fetches batches itself.
+        self.batch_is_ticket = not loader._auto_collation
+        method = "__getitem__"
+        if loader._auto_collation and _fetches_batches(dataset):
+            self.batch_is_ticket, method = True, "__getitems__"
+        self._method = method
+        self._first_step = f"{type(dataset).__name__}.{method}"
+        self._transforms = setup.code.transforms
+        self.on_error = setup.code.on_error
+        self.collates_by_default = collate_fn is default_collate and not is_extended()
+        writes_rows = self.collates_by_default and not self.batch_is_ticket
+        self.row_writer = DefaultRowWriter() if writes_rows else None
+        self._finish = finisher(loader)
+        self._setup = setup
+        self._check = SharedDataCheck() if checks else None
+        self.seeds = seeds
+        self.seed = seeds.seed
+        self._context = copy_context()
+        self._grad = torch.is_grad_enabled()
+        self._autocast = Autocast.of_this_thread()
+
+    def bind(self, worker: Worker) -> BoundRecipe:
+        state = current_state()
+        bound = state.bound
+        if isinstance(bound, Bound) and bound.recipe is self:
+            return bound
+        torch.set_grad_enabled(self._grad)
+        self._autocast.apply()
+        context = self._context.copy()
+        code = context.run(state.code_for, self._setup, worker.number)
+        state.bound = bound = self._bound(code, state.streams, context)
+        return bound
+
+    def bind_here(self, streams: Streams) -> Bound:
+        """The recipe for the consumer's own thread, with the user's objects themselves."""
+        return self._bound(self._setup.code, streams, self._context)
+
+    def _bound(self, code: Code, streams: Streams, context: Context) -> Bound:
+        transforms, collate = code.transforms, code.collate_fn
+        if self._method == "__getitems__":
+            transforms = [partial(_each, transform) for transform in transforms]
+        if self.batch_is_ticket:
+            collate = partial(_only, collate)
+        steps = [_method_getter(code.dataset, self._method), *transforms]
+        if self._check is not None:
+            steps = [self._check.checked(code, step) for step in steps]
+        return Bound(self, steps, collate, self._finish, code.on_error, streams, context)
+
+    def for_epoch(self, seeds: EpochSeeds, grad: bool, autocast: Autocast) -> MapRecipe:
+        """The recipe of another epoch, in a process that has only that of an earlier one."""
+        recipe = copy.copy(self)
+        recipe.seeds, recipe.seed = seeds, seeds.seed
+        recipe._grad, recipe._autocast = grad, autocast
+        return recipe
+
+    def finished_by(self, finish: Callable[[Any], Any]) -> MapRecipe:
+        """The recipe with `finish` applied to every batch, in the place of what was to be."""
+        recipe = copy.copy(self)
+        recipe._finish = finish
+        return recipe
+
+    @property
+    def dataset(self) -> Any:
+        return self._setup.code.dataset
+
+    def step_name(self, step: int) -> str:
+        if step == 0:
+            return self._first_step
+        return name_transform(step - 1, self._transforms[step - 1])
+
+
+def pins_memory(loader: DataLoader[Any]) -> bool:
+    """Whether batches are copied to pinned memory: only an accelerator has a use for it, and
+    torch cannot do it for MPS."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is None or accelerator.type != "mps"
+
+
+def finisher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+    """What every batch of `loader` goes through, however it was collated."""
+    return _pin if pins_memory(loader) else as_it_is
+
+
+def _pin(batch: Any) -> Any:
+    accelerator = torch.accelerator.current_accelerator()
+    return pin_memory(batch, accelerator and accelerator.type)  # type: ignore[no-untyped-call]
+
+
+def as_it_is(batch: Any) -> Any:
+    """`batch`: it needs no more."""
+    return batch
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    """Whether `dataset` has a `__getitems__` of its own.
+
+    `Subset` has one too, which only loops over the samples: it would hide them from us.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
+    if method == "__getitems__":
+        getter: Callable[[Any], Any] = dataset.__getitems__
+        return getter
+    # Looked up on the type, as brackets do, and once rather than for every sample.
+    function = getattr(type(dataset), method, None)
+    if function is None or not hasattr(function, "__get__"):
+        # None, for which brackets raise their TypeError, or a callable that does not bind.
+        return partial(operator.getitem, dataset)
+    getter = function.__get__(dataset)
+    return getter
+
+
+# The following are for `partial`, which can be pickled where a function made here could not.
+
+
+def _each(transform: Callable[[Any], Any], samples: list[Any]) -> list[Any]:
+    """The step that applies `transform` to every sample of a batch fetched as one."""
+    return [transform(sample) for sample in samples]
+
+
+def _only(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """The collate function of batches that are one ticket each."""
+    return collate_fn(samples[0])

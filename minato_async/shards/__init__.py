@@ -1,0 +1,1 @@
+"""Shards: how iterable datasets are read."""
