@@ -42,7 +42,7 @@ class Displacement:
         self._advance()
 
     def leave_out(self, number: int | None) -> None:
-        """It has no turn any more: it comes last, whenever it was begun."""
+        """It is not counted from now on: it is delivered last."""
         if number is None:
             return
         if number != self._oldest:

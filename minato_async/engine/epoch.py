@@ -62,7 +62,7 @@ class Epoch:
         self._claim_size = ClaimSize()
         #: Tickets drawn that have not filled their place yet.
         self._unfilled = 0
-        #: Batches that the end of the epoch completed, for the next idle worker to collate.
+        #: Complete batches that no worker is collating yet: the next idle one does.
         self._left_over: list[Batch] = []
         self._batches_ahead = 0
         #: Samples that failed, skipped ones included.

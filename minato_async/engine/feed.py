@@ -45,7 +45,7 @@ class Block:
         self.samples = len(indices) * unit
         self.next_row = 0
         #: One byte a ticket, set when its outcome is decided. Setting it, under the engine's
-        #: lock, is the one state change that makes a ticket count (contract C1).
+        #: lock, is the one state change that makes a ticket count: so each is delivered once.
         self.settled = bytearray(len(indices))
         #: The batch these rows belong to; None when ready samples form batches (any order).
         self.batch: Batch | None = None
@@ -56,8 +56,8 @@ class Block:
 class Claim:
     """Tickets that one worker has taken: the rows from `start` up to `stop` of one block.
 
-    It is all of one block, worth about a millisecond if it is more than one ticket, and run by
-    its worker from end to end: in order, what stands behind a slow sample in a claim is of the
+    It is all of one block, as many rows as `ClaimSize` allows or a whole batch, and run by its
+    worker from end to end: in order, what stands behind a slow sample in a claim is of the
     same batch, and would have to wait for that sample anyway.
     """
 

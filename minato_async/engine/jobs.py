@@ -1,8 +1,9 @@
 """The life of tickets that one worker has, whatever executor it belongs to, as plain state.
 
-What it does with them is told by events: on threads by direct calls (`executors.thread.jobs`), from
-a worker process by messages (`executors.process.jobs`). Nothing here waits or runs user code; where
-nothing else is said, the caller of a method holds the engine's lock.
+The worker tells what becomes of them by events: on threads by direct calls
+(`executors.thread.jobs`), from a worker process by messages (`executors.process.jobs`). Nothing
+here waits or runs user code; where nothing else is said, the caller of a method holds the engine's
+lock.
 """
 
 from __future__ import annotations

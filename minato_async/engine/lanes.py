@@ -66,8 +66,8 @@ class Lanes:
     def wants_worker(self, in_flight: int) -> bool:
         """Whether the next idle worker should serve the slow lane, though tickets wait too.
 
-        The lane has one place, and more as its backlog grows: all but one when it is two for each
-        worker, or a quarter of the samples `in_flight` if that is less. So the share settles where
+        The lane has 1 + (workers - 2) * backlog / min(2 * workers, in_flight / 4) places, at most
+        one less than there are workers. So the share settles where
         slow samples are finished as fast as they come, with few of them waiting, and the window
         keeps room for fast ones.
         """
@@ -86,8 +86,8 @@ class Lanes:
         self.temp_queue.append(sample)
 
     def next_due(self) -> Sample | Parked | None:
-        """The oldest slow sample that can go on; None: there is none. One whose worker is parked
-        waits for whoever runs by that worker's number meanwhile: no two run by the same."""
+        """The oldest slow sample that can go on; None: there is none. A parked worker cannot while
+        another runs with its number."""
         for entry in self.temp_queue:
             if isinstance(entry, Sample) or not self._slots.runs_as(entry.worker.number):
                 return entry

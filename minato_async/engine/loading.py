@@ -88,7 +88,7 @@ class Loading(Protocol):
         """Work for `worker`, which is idle; None: there is none to be had now."""
 
     def worker_ended(self, worker: Worker, how: str) -> None:
-        """`worker`, a process, is no more: killed, say, as `how` tells."""
+        """`worker`, a process, has ended: `how` says why."""
 
     def pop(self) -> Batch | None:
         """The next batch to deliver, or None if it is not ready."""

@@ -16,8 +16,8 @@ class Worker(Protocol):
 
     @property
     def number(self) -> int:
-        """Told to user code as the worker's id: the smallest that is free when it starts. That of a
-        worker which is given up, or aside, is free: its replacement has the same."""
+        """Told to user code as the worker's id: the smallest that is free when it starts. The
+        number of a worker that was given up, or that is parked, goes to its replacement."""
 
     #: It waits, inside a sample, for others to go first: meanwhile another may have its number.
     aside: bool
@@ -70,7 +70,7 @@ class Job(Protocol):
 
 
 class Progress(Protocol):
-    """What a worker process tells of the order that it runs, without being asked."""
+    """What a worker process tells of the request that it runs, without being asked."""
 
     @property
     def row(self) -> int:
@@ -87,7 +87,7 @@ class Progress(Protocol):
 
 
 class RemoteContext(Protocol):
-    """What orders have in common: sent to each worker once, before the first of them."""
+    """What requests have in common: sent to each worker once, before the first of them."""
 
     @property
     def number(self) -> int:
@@ -99,12 +99,12 @@ class RemoteContext(Protocol):
 
 
 class RemoteJob(Job, Protocol):
-    """A job for a worker elsewhere: an order that can be sent, and what becomes of the replies."""
+    """A job for a worker elsewhere: a request that can be sent, and what becomes of the replies."""
 
     @property
     def context(self) -> RemoteContext: ...
 
-    def order(self, progress: Progress) -> Any:
+    def request(self, progress: Progress) -> Any:
         """What the worker is to do."""
 
     def reply(self, worker: Worker, events: Any) -> None:
@@ -114,10 +114,10 @@ class RemoteJob(Job, Protocol):
         """There is no more to come."""
 
     def cannot_be_sent(self, error: BaseException) -> None:
-        """Pickling the order has raised `error`."""
+        """Pickling the request has raised `error`."""
 
     def cannot_be_read(self, worker: Worker, error: Any) -> None:
-        """Unpickling the order has raised `error`, as the worker packed it."""
+        """Unpickling the request has raised `error`, as the worker packed it."""
 
     def died(self, worker: Worker, how: str) -> None:
         """The worker has died over it."""
@@ -180,8 +180,8 @@ class Executor(Protocol):
         thread."""
 
     def resize(self, size: int, numbers: int | None = None) -> None:
-        """Start workers, or let surplus ones end after their current job. Any thread. None is
-        started whose number would be `numbers` or more."""
+        """Start workers, or let surplus ones end after their current job. On the event loop. None
+        is started whose number would be `numbers` or more."""
 
     def tidy(self) -> None:
         """Called now and then, on the event loop: give back memory that nobody uses."""
@@ -190,7 +190,8 @@ class Executor(Protocol):
         """Do not count on `worker` any more: it ends after its current job, whenever that is."""
 
     def close(self) -> None:
-        """Let every worker end after its current job, without waiting. Idempotent, any thread."""
+        """Let every worker end after its current job, without waiting. Idempotent. On the event
+        loop."""
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (None: no limit) for all workers to have ended."""

@@ -81,7 +81,7 @@ def job_of(progress: Any, keys: int = 4) -> tuple[Any, ProcessMapEpoch]:
     epoch.draw([f"key {number}" for number in range(keys)])
     epoch._claim_size._cost = 0.0
     job: Any = epoch.next_job(Worker())
-    job.order(progress)
+    job.request(progress)
     return job, epoch
 
 

@@ -39,7 +39,7 @@ class Context:
     """What the workers have to know of one epoch."""
 
     number: int
-    #: What a worker has to be told that was told of this earlier epoch last, 0: of none; pickled.
+    #: Given the number of the epoch that a worker was told of last (0: none), the pickled update.
     payload: Callable[[int], bytes]
     #: Tells the workers that nobody waits for this epoch any more. Waits for nothing.
     abandon: Callable[[int], None]

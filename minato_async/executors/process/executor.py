@@ -1,8 +1,8 @@
 """Processes: the executor for interpreters with the GIL.
 
-Everything here runs on the engine's event loop, which watches the workers' sockets; only `size`,
-`join` and the constructor are for other threads. It sends orders and hands the replies to the
-jobs that they belong to, without looking inside.
+Everything here runs on the engine's event loop, which watches the workers' sockets; only the
+constructor, `size`, `starting`, `process_id`, `join` and the bells are for other threads. It sends
+requests and hands the replies to the jobs that they belong to, without looking inside.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ from minato_async.lifecycle.descriptors import above_standard
 CLOSE_GRACE = 1.0
 #: Workers that may die one after the other without having done anything.
 _STILLBORN = 3
-#: In a reply: there is more to come; the order is carried out; the worker could not be set up,
-#: before its first order if the reply is to none; it has a bug; it cannot unpickle the order.
-MORE, DONE, SETUP_FAILED, BROKEN = "more", "done", "setup failed", "broken"
+# Kinds of replies.
+#: There is more to come.
+MORE = "more"
+#: The request is carried out.
+DONE = "done"
+#: The worker could not be set up; before its first request, if the reply is to none.
+SETUP_FAILED = "setup failed"
+#: The worker has a bug.
+BROKEN = "broken"
+#: The worker cannot unpickle the request.
 UNREADABLE = "unreadable"
-#: The number of what is no order, and only tells a worker what it may have back, or the parent that
-#: a worker could not be set up.
-NO_ORDER = 0
+#: The number of what is no request, and only tells a worker what it may have back, or the parent
+#: that a worker could not be set up.
+NO_REQUEST = 0
 #: The first message of a worker: it is there.
 READY = b"ready"
 
@@ -80,7 +87,7 @@ class ProcessWorker:
         self.there = False
         self.channel: LoopChannel | None = None
         self.job: RemoteJob | None = None
-        self.order = 0
+        self.request = 0
         #: The context that it was told of last.
         self.context = 0
         #: It has been told that there is no more.
@@ -129,7 +136,7 @@ class ProcessExecutor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers: dict[int, ProcessWorker] = {}
         self._serials = itertools.count(1)
-        self._orders = itertools.count(1)
+        self._requests = itertools.count(1)
         self._arenas = Arenas(memory)
         self._closed = False
         #: What kills, some time after `close`, the workers that have not ended by then.
@@ -218,17 +225,17 @@ class ProcessExecutor:
         worker.channel = LoopChannel(self._loop, ours, lambda data: self._replied(worker, data))
         worker.channel.send(pickle.dumps(Hello(worker.name, arena)))
         self._workers[serial] = worker
-        # It gets its first order when it is there. What is given to one that is still on its way,
+        # It gets its first request when it is there. What is given to one that is still on its way,
         # another could have done already.
 
     def tidy(self) -> None:
-        # Those at work are told with their next order.
+        # Those at work are told with their next request.
         for worker in self._workers.values():
             if worker.job is None and not worker.dismissed:
                 freed = self._arenas.take_freed(worker.arena)
                 if freed:
                     assert worker.channel is not None
-                    message = (NO_ORDER, worker.context, b"", freed, b"")
+                    message = (NO_REQUEST, worker.context, b"", freed, b"")
                     worker.channel.send(pickle.dumps(message, protocol=5))
 
     def give_up(self, worker: Worker) -> None:
@@ -304,21 +311,21 @@ class ProcessExecutor:
     def _send(self, worker: ProcessWorker, job: RemoteJob) -> None:
         assert worker.channel is not None
         assert worker.status is not None
-        worker.job, worker.order = job, next(self._orders)
+        worker.job, worker.request = job, next(self._requests)
         context, payload = job.context, b""
         if context.number != worker.context:
             payload, worker.context = context.payload(worker.context), context.number
-        order = job.order(worker.status.expect(worker.order))
+        request = job.request(worker.status.expect(worker.request))
         freed = self._arenas.take_freed(worker.arena)
         # By itself: it has keys of the user's in it, which may raise anything, here and there. What
-        # goes with every order, this worker has to be told all the same.
+        # goes with every request, this worker has to be told all the same.
         content = b""
         try:
-            content = pickle.dumps(order, protocol=5)
+            content = pickle.dumps(request, protocol=5)
         except BaseException as error:
             worker.job = None
             job.cannot_be_sent(error)
-        message = (worker.order, worker.context, payload, freed, content)
+        message = (worker.request, worker.context, payload, freed, content)
         worker.channel.send(pickle.dumps(message, protocol=5))
 
     def _replied(self, worker: ProcessWorker, data: bytes) -> None:
@@ -332,17 +339,17 @@ class ProcessExecutor:
             worker.there = True
             self._feed(worker)
             return
-        order, kind, content = pickle.loads(data)
+        request, kind, content = pickle.loads(data)
         self._stillborn = 0
-        if order == NO_ORDER:
+        if request == NO_REQUEST:
             if kind == SETUP_FAILED:
                 self._hopeless = True
                 self._source.worker_failed(worker, SetupError(content))
                 self._dismiss(worker)
             return
         job = worker.job
-        if job is None or order != worker.order:
-            # It was given up, or its order could not be sent.
+        if job is None or request != worker.request:
+            # It was given up, or its request could not be sent.
             self._feed(worker)
             return
         if kind == MORE:

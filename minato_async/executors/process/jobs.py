@@ -1,5 +1,6 @@
-"""Jobs that run in other processes: orders for what they are to do, and the replies, which tell
-what has happened. If a worker dies over a job, it is run again.
+"""Jobs that run in other processes: requests for what they are to do, and the replies, which tell
+what has happened. A job whose worker dies is run again; a ticket, or a batch, that costs workers
+their lives `DEATHS` times fails.
 
 The worker's half is `minato_async.executors.process.worker_samples`.
 """
@@ -54,13 +55,13 @@ class RemoteJob(SampleJob):
         return self._epoch.context
 
     def run(self, worker: Worker) -> None:
-        raise TypeError("this job is an order for another process")
+        raise TypeError("this job is a request for another process")
 
-    def order(self, progress: Progress) -> Any:
+    def request(self, progress: Progress) -> Any:
         self._progress = progress
-        return self._order()
+        return self._request()
 
-    def _order(self) -> Any:
+    def _request(self) -> Any:
         raise NotImplementedError
 
     @property
@@ -131,7 +132,7 @@ class RemoteJob(SampleJob):
         self._due.ring()
 
     def _not_run(self, failure: Refusal) -> None:
-        """Under the lock: keys of the user's cannot travel, and the order has not been begun.
+        """Under the lock: keys of the user's cannot travel, and the request has not been begun.
         `failure` makes what has become of one of them."""
         raise NotImplementedError
 
@@ -169,7 +170,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         self._whole = whole
         self._given = given
 
-    def _order(self) -> RunClaim:
+    def _request(self) -> RunClaim:
         block, start, stop, epoch = self.block, self._start, self._stop, self._epoch
         return RunClaim(
             start,
@@ -256,7 +257,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
 
 
 class RemoteSlowJob(RemoteJob, SlowJob):
-    def _order(self) -> ResumeSample:
+    def _request(self) -> ResumeSample:
         sample, block, row = self._sample, self.block, self._sample.row
         return ResumeSample(
             row,
@@ -298,7 +299,7 @@ class RemoteCollateJob(RemoteJob):
     def describe(self) -> str:
         return "collating a batch"
 
-    def _order(self) -> CollateBatch:
+    def _request(self) -> CollateBatch:
         return CollateBatch(self._batch.indices, self._batch.samples)
 
     def _stuck_in(self) -> int | None:
@@ -320,7 +321,7 @@ class RemoteCollateJob(RemoteJob):
 
 
 class RemoteFailedJob(RemoteJob, FailedJob):
-    def _order(self) -> HandleFailure:
+    def _request(self) -> HandleFailure:
         return HandleFailure(self._failed_row, self.block.indices[self._failed_row], self._error)
 
     def _stuck_in(self) -> int | None:

@@ -18,7 +18,7 @@ from minato_async.executors.process.messages import CollateBatch
 
 
 class ProcessMapEpoch(RemoteMapEpoch):
-    """As `RemoteMapEpoch`, which says what there is to do, with the jobs that do it."""
+    """Makes the jobs of a `RemoteMapEpoch`."""
 
     def _left_over_job(self) -> Job:
         return self._collate_job(self._left_over.pop(0))

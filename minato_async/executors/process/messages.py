@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from minato_async.errors import Unmade
 
-# Orders
+# Requests
 
 
 class CollateBatch(NamedTuple):
@@ -34,7 +34,7 @@ class RunClaim(NamedTuple):
     given: CollateBatch | None
     #: Seconds of cost after which a sample is slow, and is not gone on with.
     threshold: float
-    #: The epoch is delivered in order, or whatever else forbids to let others go first.
+    #: Slow samples may be diverted: the order is free, and no batch belongs to a worker.
     diverts: bool
     #: The first sample that fails costs the batch: what comes after it is not begun.
     stops: bool = False
@@ -70,7 +70,7 @@ class HandleFailure(NamedTuple):
     error: Unmade
 
 
-# Events, in the order in which they happened
+# Events, IN_THE_REQUEST they happened
 
 
 class Finished(NamedTuple):

@@ -6,7 +6,7 @@ from time import perf_counter
 
 #: Numbers in the record of one worker. Each has its own cache lines.
 RECORD = 16
-_ORDER, _ROW, _INSIDE, _BEGAN, _COST, _STOP = range(6)
+_REQUEST, _ROW, _INSIDE, _BEGAN, _COST, _STOP = range(6)
 #: The first record is for all: the newest context that was abandoned.
 _ABANDONED = 0
 
@@ -27,9 +27,9 @@ class Status:
 
     # The worker's side
 
-    def begin_order(self, order: int) -> None:
+    def begin_request(self, request: int) -> None:
         record = self._record
-        record[_INSIDE], record[_ROW], record[_ORDER] = 0, -1, order
+        record[_INSIDE], record[_ROW], record[_REQUEST] = 0, -1, request
 
     def begin_row(self, row: int) -> bool:
         """The worker is about to begin `row`; False if it was asked not to."""
@@ -76,26 +76,26 @@ class Status:
     def abandon(self, context: int) -> None:
         self._shared[_ABANDONED] = context
 
-    def expect(self, order: int) -> OrderProgress:
+    def expect(self, request: int) -> RequestProgress:
         self._record[_STOP] = 0
-        return OrderProgress(self._record, order)
+        return RequestProgress(self._record, request)
 
 
 def _elapsed(record: memoryview[float]) -> float:
     return record[_COST] + perf_counter() - record[_BEGAN] if record[_INSIDE] else 0.0
 
 
-class OrderProgress:
-    """How far a worker has come with one order."""
+class RequestProgress:
+    """How far a worker has come with one request."""
 
-    def __init__(self, record: memoryview[float], order: int) -> None:
+    def __init__(self, record: memoryview[float], request: int) -> None:
         self._record = record
-        self._order = order
+        self._request = request
 
     @property
     def row(self) -> int:
         record = self._record
-        return int(record[_ROW]) if record[_ORDER] == self._order else -1
+        return int(record[_ROW]) if record[_REQUEST] == self._request else -1
 
     @property
     def elapsed(self) -> float:

@@ -171,7 +171,7 @@ class RemoteShardJob(UnwatchedJob):
         return self._epoch.context
 
     def run(self, worker: Worker) -> None:
-        raise TypeError("this job is an order for another process")
+        raise TypeError("this job is a request for another process")
 
 
 class RemoteReadJob(RemoteShardJob):
@@ -185,7 +185,7 @@ class RemoteReadJob(RemoteShardJob):
     def describe(self) -> str:
         return f"shard {self._source.shard.number}"
 
-    def order(self, progress: Progress) -> ReadShard:
+    def request(self, progress: Progress) -> ReadShard:
         return ReadShard(self._source.shard.number)
 
     def reply(self, worker: Worker, events: Sequence[ShardRead]) -> None:
@@ -256,7 +256,7 @@ class RemoteFinishJob(RemoteShardJob):
     def describe(self) -> str:
         return f"finishing {self._what}"
 
-    def order(self, progress: Progress) -> FinishBatch:
+    def request(self, progress: Progress) -> FinishBatch:
         batch = self._batch
         number = batch.source.shard.number
         return FinishBatch(number, batch.indices[0], self._packed, self._states)

@@ -1,4 +1,4 @@
-"""A worker process: it takes orders, and runs the user's code."""
+"""A worker process: it takes requests, and runs the user's code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minato_async.executors.process.executor import (
     BROKEN,
     DONE,
     MORE,
-    NO_ORDER,
+    NO_REQUEST,
     READY,
     SETUP_FAILED,
     UNREADABLE,
@@ -42,19 +42,19 @@ from minato_async.sample.openmp import find_libraries
 from minato_async.sample.worker_setup import worker_thread
 from minato_async.seeding import install as install_streams
 
-#: Seconds without an order after which a worker gives back memory that it does not use. While it is
-#: busy, it will use it again: to be given a page anew takes longer than to write to it.
+#: Seconds without a request after which a worker gives back memory that it does not use. While it
+#: is busy, it will use it again: to be given a page anew takes longer than to write to it.
 _IDLE = 0.05
 
 
 class Runner(Protocol):
-    """Runs the orders of one kind of dataset."""
+    """Runs the requests of one kind of dataset."""
 
     def begin_epoch(self, data: bytes) -> None:
         """What is to be known of another epoch than the one that the process was forked in."""
 
-    def run(self, order: Any) -> Sequence[Any]:
-        """Carry `order` out; returns what happened. Raises WorkerSetupError."""
+    def run(self, request: Any) -> Sequence[Any]:
+        """Carry `request` out; returns what happened. Raises WorkerSetupError."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class Desk:
         self.memory = memory
         self.status = Status(memory.status, hello.arena)
         self.own = OwnBlocks(memory, hello.arena)
-        #: The number of the epoch that the running order belongs to.
+        #: The number of the epoch that the running request belongs to.
         self.context = 0
-        self.order = 0
+        self.request = 0
         self._channel = channel
 
     def tell(self, events: Sequence[Any]) -> None:
-        """What has happened so far; the order is not carried out yet."""
-        self._channel.send(pickle.dumps((self.order, MORE, events), protocol=5))
+        """What has happened so far; the request is not carried out yet."""
+        self._channel.send(pickle.dumps((self.request, MORE, events), protocol=5))
 
     def pack(self, value: Any, budget: float = math.inf) -> Packed:
         """As `packing.pack`."""
@@ -99,7 +99,7 @@ class Desk:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for what the running order is about."""
+        """Nobody waits for what the running request is about."""
         return self.status.abandoned(self.context)
 
     def checkpoint(self) -> None:
@@ -108,7 +108,7 @@ class Desk:
 
 
 def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None:
-    """The life of a worker process, from its fork to the end of the parent's orders."""
+    """The life of a worker process, from its fork to the end of the parent's requests."""
     channel = WorkerChannel(end)
     first = channel.receive()
     if first is None:
@@ -159,7 +159,7 @@ def _unpack_and_run(
             'the main module without what stands under `if __name__ == "__main__":`'
         )
         channel = WorkerChannel(end)
-        channel.send(pickle.dumps((NO_ORDER, SETUP_FAILED, pack_error(error))))
+        channel.send(pickle.dumps((NO_REQUEST, SETUP_FAILED, pack_error(error))))
         while channel.receive() is not None:
             pass
         return
@@ -169,9 +169,9 @@ def _unpack_and_run(
 def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
     """Do what the parent says; returns what is to be answered."""
     number, context, payload, freed, content = pickle.loads(message)
-    desk.context, desk.order = context, number
+    desk.context, desk.request = context, number
     desk.own.release_all(freed)
-    desk.status.begin_order(number)
+    desk.status.begin_request(number)
     current.job = desk
     events: Sequence[Any] = ()
     try:
@@ -180,11 +180,11 @@ def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
         if not content:  # it could not be sent
             return pickle.dumps((number, DONE, ()))
         try:
-            order = pickle.loads(content)
+            request = pickle.loads(content)
         except BaseException as error:
             return pickle.dumps((number, UNREADABLE, pack_error(error)))
         with contextlib.suppress(SampleCancelled):
-            events = runner.run(order)
+            events = runner.run(request)
         return pickle.dumps((number, DONE, events), protocol=5)
     except WorkerSetupError as error:
         return pickle.dumps((number, SETUP_FAILED, pack_error(error.error)))

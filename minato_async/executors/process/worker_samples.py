@@ -55,7 +55,7 @@ class EpochPayload:
 
 
 class SampleRunner:
-    """Carries out orders for samples and batches, at the desk of one worker."""
+    """Carries out requests for samples and batches, at the desk of one worker."""
 
     def __init__(self, recipe: MapRecipe, desk: Desk) -> None:
         # Packing a batch may fail as collating may.
@@ -73,47 +73,47 @@ class SampleRunner:
         self._recipe = self._recipe.for_epoch(payload.seeds, payload.grad, payload.autocast)
         apply(self._recipe.dataset, payload.changes)
 
-    def run(self, order: Any) -> Sequence[Any]:
+    def run(self, request: Any) -> Sequence[Any]:
         bound = self._recipe.bind(self._desk)
-        events: Sequence[Any] = bound.context.run(self._run[type(order)], order, bound)
+        events: Sequence[Any] = bound.context.run(self._run[type(request)], request, bound)
         return events
 
-    def _run_claim(self, order: RunClaim, bound: Bound) -> Sequence[Any]:
-        notes = ClaimNotes(order, bound, self._desk)
+    def _run_claim(self, request: RunClaim, bound: Bound) -> Sequence[Any]:
+        notes = ClaimNotes(request, bound, self._desk)
         current.job = notes
         Runner(bound, self._desk.name, notes).run_tickets(notes)
         return notes.told()
 
-    def _resume(self, order: ResumeSample, bound: Bound) -> Sequence[Any]:
-        block = Block(order.position, (order.index,), 1, (order.repeat,))
-        notes = Notes(block, order.row, bound, self._desk)
+    def _resume(self, request: ResumeSample, bound: Bound) -> Sequence[Any]:
+        block = Block(request.position, (request.index,), 1, (request.repeat,))
+        notes = Notes(block, request.row, bound, self._desk)
         runner = Runner(bound, self._desk.name, notes)
-        self._desk.status.begin_row(order.row)
+        self._desk.status.begin_row(request.row)
         try:
-            value = order.value.copy(self._desk.memory)
+            value = request.value.copy(self._desk.memory)
         except BaseException as error:
-            runner.handle(block, 0, error, order.step)
+            runner.handle(block, 0, error, request.step)
         else:
-            sample = Sample(block, 0, value, order.step, order.cost, stream=order.stream)
+            sample = Sample(block, 0, value, request.step, request.cost, stream=request.stream)
             del value
             runner.resume(sample)
         return notes.told()
 
-    def _collate(self, order: CollateBatch, bound: Bound) -> Sequence[Any]:
+    def _collate(self, request: CollateBatch, bound: Bound) -> Sequence[Any]:
         notes = Notes(Block(0, (), 1), 0, bound, self._desk)
-        if (batch := notes.unpacked(order)) is not None:
+        if (batch := notes.unpacked(request)) is not None:
             Runner(bound, self._desk.name, notes).collate([batch])
         return notes.told()
 
-    def _handle(self, order: HandleFailure, bound: Bound) -> Sequence[Any]:
-        block = Block(0, (order.index,), 1)
-        notes = Notes(block, order.row, bound, self._desk)
-        Runner(bound, self._desk.name, notes).handle(block, 0, order.error.unpack())
+    def _handle(self, request: HandleFailure, bound: Bound) -> Sequence[Any]:
+        block = Block(0, (request.index,), 1)
+        notes = Notes(block, request.row, bound, self._desk)
+        Runner(bound, self._desk.name, notes).handle(block, 0, request.error.unpack())
         return notes.told()
 
 
 class Notes:
-    """What happens to the tickets of one order, for the parent to be told. They are the rows of
+    """What happens to the tickets of one request, for the parent to be told. They are the rows of
     `block`, which begins with row `start` of theirs."""
 
     expired = False
@@ -245,15 +245,15 @@ class ClaimNotes(Notes):
     """What happens to the tickets of one claim. As long as its worker may make all of a batch,
     finished samples are kept for that; else they are told of from time to time."""
 
-    def __init__(self, order: RunClaim, bound: Bound, desk: Desk) -> None:
-        block = Block(order.position, order.indices, 1, order.repeats)
-        super().__init__(block, order.start, bound, desk)
-        self._order = order
-        self._whole = order.whole
+    def __init__(self, request: RunClaim, bound: Bound, desk: Desk) -> None:
+        block = Block(request.position, request.indices, 1, request.repeats)
+        super().__init__(block, request.start, bound, desk)
+        self._request = request
+        self._whole = request.whole
         #: Finished samples of the run.
         self._samples: list[Any] = []
         #: The ticket to begin next, and the one behind the last.
-        self._next, self._stop = 0, len(order.indices)
+        self._next, self._stop = 0, len(request.indices)
         #: The first ticket of the run, of those that no event tells of.
         self._first = 0
         #: Finished samples that are in no event: the first one's row, the samples, and their costs
@@ -334,11 +334,11 @@ class ClaimNotes(Notes):
         # If the worker dies from here on, it is not over a sample.
         self._status.begin_row(self._start + self._stop)
         samples = [sample for _, some, _, _ in self._held for sample in some]
-        if self._order.given is None:
+        if self._request.given is None:
             batch = Batch(len(samples), 1, self.block.indices)
             batch.samples = samples
             return [batch]
-        rest = self.unpacked(self._order.given)
+        rest = self.unpacked(self._request.given)
         if rest is None:
             return ()
         rest.samples[self._start : self._start + self._stop] = samples
@@ -353,7 +353,7 @@ class ClaimNotes(Notes):
     def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
         self._flush()
         super().failed(block, row, error)
-        if self._order.stops and self._next < self._stop:
+        if self._request.stops and self._next < self._stop:
             self._begin_no_more()
         return ()
 
@@ -372,8 +372,8 @@ class ClaimNotes(Notes):
 
     def _diverted(self, sample: Sample) -> bool:
         """Whether it goes on elsewhere."""
-        order, row = self._order, sample.row
-        if not order.diverts or sample.cost <= order.threshold or row == self._slow:
+        request, row = self._request, sample.row
+        if not request.diverts or sample.cost <= request.threshold or row == self._slow:
             return False
         try:
             packed = self._desk.pack(sample.value)
@@ -392,8 +392,8 @@ class ClaimNotes(Notes):
         goes its way, and this sample is the last of the claim that is begun: so the parent is told,
         who gives to others what stands behind it."""
         super().checkpoint()
-        order, status, row = self._order, self._status, self._next - 1
-        if not order.diverts or row == self._slow or status.elapsed <= order.threshold:
+        request, status, row = self._request, self._status, self._next - 1
+        if not request.diverts or row == self._slow or status.elapsed <= request.threshold:
             return
         self._slow = row
         status.stop()

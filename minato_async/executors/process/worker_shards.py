@@ -40,7 +40,7 @@ class ShardPlan:
 
 
 class ShardRunner:
-    """Runs orders for shards, at the desk of one worker."""
+    """Runs requests for shards, at the desk of one worker."""
 
     def __init__(self, plan: ShardPlan, desk: Desk) -> None:
         self._plan = plan
@@ -72,14 +72,14 @@ class ShardRunner:
             self._recipe, seeds=payload.seeds, grad=payload.grad, autocast=payload.autocast
         )
 
-    def run(self, order: ReadShard | FinishBatch) -> Sequence[Any]:
+    def run(self, request: ReadShard | FinishBatch) -> Sequence[Any]:
         reading = _Reading(self._desk)
         # Its own lock and bells: nobody else is here.
-        if isinstance(order, FinishBatch):
-            given = ShardPass(self._shard(order.number), self._recipe)
-            FinishJob(order, given, reading, self._recipe, reading, self._desk).run(self._desk)
+        if isinstance(request, FinishBatch):
+            given = ShardPass(self._shard(request.number), self._recipe)
+            FinishJob(request, given, reading, self._recipe, reading, self._desk).run(self._desk)
             return [Collated(event.content, event.failure) for event in reading.events]
-        source = self._pass(order.number)
+        source = self._pass(request.number)
         if not self._plan.shares:
             ReadJob(source, reading, self._recipe, reading).run(self._desk)
             return reading.events

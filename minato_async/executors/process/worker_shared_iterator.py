@@ -152,7 +152,7 @@ class FinishJob(ReadJob):
 
     def __init__(
         self,
-        order: FinishBatch,
+        request: FinishBatch,
         source: ShardPass,
         epoch: ReadingEpoch,
         recipe: ShardRecipe,
@@ -160,19 +160,19 @@ class FinishJob(ReadJob):
         desk: Desk,
     ) -> None:
         super().__init__(source, epoch, recipe, sync)
-        self._order = order
+        self._request = request
         self._desk = desk
 
     def _open(self, streams: Streams) -> Reader:
         initialise(self._source.shard, self._recipe, streams)
-        return StepsReader(self._given(), self._order.first, self._recipe, self._desk)
+        return StepsReader(self._given(), self._request.first, self._recipe, self._desk)
 
     def _given(self) -> Iterator[Any]:
-        order = self._order
-        if order.states:
-            packed = zip(order.packed, order.states, strict=True)
+        request = self._request
+        if request.states:
+            packed = zip(request.packed, request.states, strict=True)
             return (RawSample(sample, *state) for sample, state in packed)
-        return self._unpacked(order.packed[0])
+        return self._unpacked(request.packed[0])
 
     def _unpacked(self, samples: Packed) -> Iterator[Any]:
         # When they are asked for: it may raise.

@@ -30,9 +30,9 @@ PARKING = 1.0
 
 
 class ThreadJob(SampleJob):
-    """Base of the jobs of both lanes. Is where its runner tells what becomes of tickets."""
+    """Base of the jobs of both lanes. Implements `Events` for its runner."""
 
-    #: `perf_counter()` when the running step began, moved on by what it was parked.
+    #: `perf_counter()` when the running step began, plus the seconds that it was parked.
     began = 0.0
     #: Seconds in earlier steps of the running sample.
     cost = 0.0
