@@ -335,14 +335,14 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         return not self.slow and self._epoch.diverts
 
     def enter(self, sample: Sample) -> bool:
+        if self.expired:
+            raise SampleCancelled
         if sample.cost > self._epoch.threshold.seconds and self._may_divert():
             sample.stream = self._streams.detach()
             with self._lock:
                 self._epoch.divert(sample)
             self._due.ring()
             return False
-        if self.expired:
-            raise SampleCancelled
         # Not by `super`: that takes longer than the rest.
         self.cost, self.began, self._inside = sample.cost, perf_counter(), True
         return True
