@@ -417,3 +417,51 @@ def test_a_worker_at_a_checkpoint_does_not_wait_for_ever_for_the_lock(
     assert len(list(iterator)) == LENGTH / 4
     with contextlib.suppress(IndexError):
         engines.pop()
+
+
+def test_a_worker_that_was_parked_does_not_wait_for_ever_for_the_lock(
+    check: LockCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, after it was parked: it goes on, and is counted as parked until its step ends."""
+    monkeypatch.setattr(coordinator.IdleCores, "look", lambda self: 0.0)
+    monkeypatch.setattr("minato_async.scheduling.threshold.STUCK", 1e9)
+    mine, slow, over = threading.Lock(), threading.Event(), threading.Event()
+    held = threading.Event()
+    engines: list[Any] = []
+    got_mine: list[bool] = []
+
+    class Locked(Samples):
+        def __getitem__(self, key: Key) -> Any:
+            if key.number == 3:  # takes the only place in the slow lane
+                checkpoint()
+                slow.set()
+                assert over.wait(PATIENCE)
+            if key.number == 5:
+                assert slow.wait(PATIENCE)
+                with mine:
+                    thread = in_thread(lambda: finalizer(engines[0]))
+                    checkpoint()
+                thread.join(PATIENCE)
+                over.set()
+            if key.number > 5:  # else an idle worker would let the parked one go on
+                assert held.wait(PATIENCE)
+            return key.number
+
+    def finalizer(engine: Any) -> None:
+        eventually(lambda: engine._slots.parked == 1)
+        with engine._lock:
+            held.set()
+            assert engine._slots.parked == 1
+            got_mine.append(mine.acquire(timeout=PATIENCE / 2))
+        mine.release()
+
+    check("this test")
+    loader = TestMapStyle().loader(
+        Locked(set(), set()), False, collate_fn=list, num_workers=2, timeout_threshold=1e-9
+    )
+    iterator = iter(loader)
+    engines.append(iterator._engine)  # type: ignore[attr-defined]
+    assert len(list(iterator)) == LENGTH / 4
+    engine = engines.pop()
+    assert got_mine == [True]
+    assert (engine._slots.parked, loader.stats.slow_active) == (0, 0)

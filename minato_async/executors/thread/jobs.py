@@ -42,6 +42,8 @@ class ThreadJob(SampleJob):
     expired = False
     _worker: Worker | None = None
     _streams: Any = None
+    #: How the worker was parked inside the running step, until it has its slot back.
+    _parked: Parked | None = None
     #: Samples that are not asked whether they are large.
     _unasked = 0
     #: What the worker has collated last and not passed on yet. It waits for the lock that the
@@ -59,6 +61,7 @@ class ThreadJob(SampleJob):
             current.job, self._inside = None, False
             # An idle worker must not keep the samples of its last job.
             bound.streams.end()
+            self._unpark()
             if self.slow:
                 with self._lock:
                     self._leave_slow_lane()
@@ -70,6 +73,21 @@ class ThreadJob(SampleJob):
         if self._collated is not None:
             self._epoch.collated(*self._collated)
             self._collated = None
+
+    def _unpark(self, timeout: float = -1) -> None:
+        """Go on, if this worker has been parked, with or without having been granted a slot. If the
+        lock cannot be had within `timeout` seconds, it is counted as parked for longer."""
+        parked = self._parked
+        if parked is None:
+            return
+        if not parked.granted:
+            if not self._lock.acquire(timeout=timeout):
+                return
+            try:
+                self._epoch.lanes.unpark(parked)
+            finally:
+                self._lock.release()
+        self._parked = None
 
     @property
     def elapsed(self) -> float:
@@ -97,7 +115,10 @@ class ThreadJob(SampleJob):
 
     def leave(self) -> float:
         self._inside = False
-        return perf_counter() - self.began
+        spent = perf_counter() - self.began
+        if self._parked is not None:
+            self._unpark()
+        return spent
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         value, sample.value = sample.value, None
@@ -274,6 +295,8 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
     def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
         self._inside = False
         seconds, tickets = perf_counter() - self.began, row + 1 - self._run_from
+        if self._parked is not None:
+            self._unpark()
         large = len(self._samples) == 1 and self._is_large(self._samples[0])
         completed: Sequence[Batch] = ()
         with self._lock:
@@ -350,6 +373,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
     def checkpoint(self) -> None:
         """As in other jobs; and let others go first if the sample is slow."""
         super().checkpoint()
+        self._unpark(_ASKING)
         if self._may_divert() and self.elapsed > self._epoch.threshold.seconds:
             self._step_aside()
 
@@ -364,13 +388,11 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
             self._lock.release()
         if parked is None:
             return
-        began = perf_counter()
+        began, self._parked = perf_counter(), parked
         self._due.ring()
         epoch.sync.staff()
         parked.bell.wait(PARKING)
-        if not parked.granted:
-            with self._lock:
-                epoch.lanes.unpark(parked)
+        self._unpark(_ASKING)
         seconds, (row, since) = perf_counter() - began, self._seen
         self.began += seconds
         self._seen = row, since + seconds
