@@ -55,14 +55,19 @@ class Slots:
         return len(self.running) - self.parked
 
     @property
+    def _places(self) -> int:
+        """Workers that may run steps at once."""
+        return min(self.wanted + self.handed_off, self.most)
+
+    @property
     def free(self) -> bool:
         """Whether one more worker may run steps."""
-        return self.active < min(self.wanted + self.handed_off, self.most)
+        return self.active < self._places
 
     @property
     def threads(self) -> int:
         """Threads needed for that."""
-        return min(self.wanted + self.handed_off, self.most) + self.parked
+        return self._places + self.parked
 
     def runs_as(self, number: int) -> bool:
         """Whether a worker of this `number` is inside a step, and not aside."""
@@ -87,7 +92,7 @@ class Slots:
         entry = self.running.get(worker.name)
         if entry is None or entry.handed_off:
             return False
-        if self.active > min(self.wanted + self.handed_off, self.most):
+        if self.active > self._places:
             return False
         now = time.monotonic()
         self._took += now - entry.started
