@@ -32,7 +32,7 @@ from minato_async.cli.measure.table import Table
 CORES = 2
 WORKERS = 2
 BATCH_SIZE = 16
-LENGTH = 320
+LENGTH = 1280
 QUICK_LENGTH = 64
 ROUNDS = 5
 NEIGHBOURS = (0, 2, 4)
