@@ -24,6 +24,7 @@ class AssignedFeed(Feed):
 
     def add(self, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()) -> Block:
         block = super().add(indices, unit, repeats)
+        block.reached = True  # by its own worker, whenever that one comes
         block.owner = self._drawn % self._workers
         self._drawn += 1
         return block
@@ -42,6 +43,10 @@ class AssignedFeed(Feed):
         block_or_none = next((b for b in self._admitted() if b.owner == worker), None)
         return None if block_or_none is None else self._claim_whole(block_or_none)
 
+    def may_claim_early(self, block: Block) -> bool:
+        """Never: what a worker loads, and when, would depend on others."""
+        return False
+
     @property
     def waited_for(self) -> set[int | None]:
         """The workers that would get a claim."""
@@ -59,7 +64,7 @@ class AssignedFeed(Feed):
     def _claim_whole(self, block: Block) -> Claim:
         self._blocks.remove(block)
         rows = len(block.indices)
-        block.next_row = rows
+        block.next_row, block.unclaimed = rows, 0
         self.unclaimed -= rows or 1
         self.in_window += block.samples
         if not rows:

@@ -56,7 +56,7 @@ class Epoch:
         self.assigned: AssignedFeed | None = None
         if order.workers is not None:
             self.assigned = AssignedFeed(bound, order.workers, due)
-        self.feed: Feed = self.assigned or Feed(bound, due)
+        self.feed: Feed = self.assigned or Feed(bound, due, order.as_drawn)
         self.delivery = Delivery(order.by_position, due, order.max_displacement)
         self._builder: BatchBuilder = AsDrawn() if order.as_drawn else ReadyFirst()
         self._claim_size = ClaimSize()
@@ -75,7 +75,7 @@ class Epoch:
 
     # What the consumer does
 
-    def draw(self, indices: Sequence[Any], unit: int = 1, repeats: Sequence[int] = ()) -> None:
+    def draw(self, indices: Sequence[Any], unit: int = 1, repeats: Sequence[int] = ()) -> Block:
         """Add the tickets of one drawn batch; `repeats` tells for each index how often it was
         drawn before, empty for never."""
         block = self.feed.add(indices, unit, repeats)
@@ -93,6 +93,7 @@ class Epoch:
         if self._latest is not None:
             self._latest.owner = block.owner
             self.delivery.expect(self._latest)
+        return block
 
     def end_draw(self) -> None:
         """The sampler has no more, or raised."""
@@ -150,9 +151,12 @@ class Epoch:
         """Tickets for an idle worker; None: there are none to be had now."""
         return self._take_left_over() or self.feed.claim(self._claim_size.next())
 
-    def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
-        """`tickets` tickets took `costs` seconds together, step by step."""
-        self._claim_size.observe(tickets, costs[0] if len(costs) == 1 else sum(costs))
+    def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
+        """`tickets` tickets, from `row` on, took `costs` seconds together, step by step."""
+        seconds = costs[0] if len(costs) == 1 else sum(costs)
+        if not (block.claimed_early and block.claimed_early[row]):
+            # What is claimed early says nothing of the tickets that are claimed in turn.
+            self._claim_size.observe(tickets, seconds)
 
     def settle(self, block: Block, row: int, samples: list[Any]) -> list[Batch]:
         """The tickets from `row` on became `samples`; returns the batches that these complete."""
@@ -209,7 +213,7 @@ class Epoch:
         # failure that is not the first.
         self._due.drop(error if batch.failure is before else before, batch.samples, batch.rows)
         self._lost.append(batch)
-        self.feed.leave_window((batch.held + 1) * block.unit)
+        self.feed.leave_window(block, (batch.held + 1) * block.unit)
         batch.forget_samples()
         self._report(block, batch)
         return self._complete_last()
@@ -221,7 +225,7 @@ class Epoch:
             return []
         self._unfilled -= 1
         self.failed += 1
-        self.feed.leave_window(block.unit)
+        self.feed.leave_window(block, block.unit)
         batch = block.batch
         if batch is None:
             # An item of its own, as a failure would be: the consumer has to draw another sample.
@@ -258,7 +262,7 @@ class Epoch:
         self._unfilled -= len(samples)
         if batch.lost:
             self._due.drop(samples)
-            self.feed.leave_window(len(samples) * block.unit)
+            self.feed.leave_window(block, len(samples) * block.unit)
             self._report(block, batch)
             return
         batch.put(place, samples)

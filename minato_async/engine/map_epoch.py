@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
@@ -24,6 +24,17 @@ from minato_async.stats import Stats, StepCosts
 
 #: Of claims of several tickets, one in so many is looked at.
 _CHEAP_STRIDE = 16
+
+
+class CostObserver(Protocol):
+    """Wants to know what samples cost."""
+
+    def observe(self, indices: Sequence[Any], row: int, tickets: int, seconds: float) -> None:
+        """The samples of `tickets` of the `indices`, from number `row` on, have cost `seconds`
+        together. Samples that are claimed together are timed together, and told together: it has
+        to make little of those, for each of them may be trivial.
+
+        The caller holds the engine's lock; an index may be any object of the user's."""
 
 
 class MapEpoch(Epoch, ABC):
@@ -44,6 +55,8 @@ class MapEpoch(Epoch, ABC):
         #: Samples that fail are left out.
         self.skips = isinstance(recipe.on_error, str) and recipe.on_error == "skip"
         self.costs = RecentCosts()
+        #: Told what the sample of each index has cost, if anybody wants to know.
+        self.cost_observer: CostObserver | None = None
         self._cheap_claims = 0
         self.lanes = Lanes(sync.slots, sync.due)
         #: In order, what is slow is what everybody waits for: letting others go first would only
@@ -203,8 +216,10 @@ class MapEpoch(Epoch, ABC):
         self.lanes.divert(sample)
         self.wake_for_work()
 
-    def observe(self, costs: Sequence[float], tickets: int = 1) -> None:
-        super().observe(costs, tickets)
+    def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
+        super().observe(block, row, costs, tickets)
+        if self.cost_observer is not None:
+            self.cost_observer.observe(block.indices, row, tickets, sum(costs))
         if tickets > 1:
             # So cheap that looking at each claim would cost as much as the samples.
             self._cheap_claims += 1

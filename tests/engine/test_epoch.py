@@ -74,7 +74,10 @@ class EpochMachine(RuleBasedStateMachine):
         self.abandoned = False
         self.working: list[Work] = []
         self.to_collate: list[Batch] = []
+        self.blocks: list[Block] = []
         self.claimed: Counter[int] = Counter()
+        #: Indices that were claimed out of turn.
+        self.early: set[int] = set()
         self.settled: Counter[int] = Counter()
         #: Tickets that have expired, with nothing done about it yet.
         self.expired: list[tuple[Block, int]] = []
@@ -103,6 +106,8 @@ class EpochMachine(RuleBasedStateMachine):
         #: Samples that fail are skipped.
         self.skips = skips
         self.epoch = Epoch(self.order, window, DueBells())
+        if order.as_drawn:
+            self.epoch.feed.kept_for_early = self.random.choice([0, 1, 5, 100])
         #: Size of a batch, and what each index of it stands for.
         self.to_draw: list[tuple[int, int]]
         batches = range(self.random.randint(2, 8))
@@ -127,6 +132,12 @@ class EpochMachine(RuleBasedStateMachine):
         return next(d for d in self.drawn if d.indices and d.indices[0] == block.indices[0])
 
     @property
+    def claimed_ahead(self) -> int:
+        """Samples that were claimed out of turn and not delivered."""
+        waiting = [d for d in self.drawn if not d.items]
+        return sum(d.unit for d in waiting for index in d.indices if index in self.early)
+
+    @property
     def bound(self) -> int:
         """Samples that may be in the window: as many as the largest batch has that is under way,
         if that is more."""
@@ -134,14 +145,15 @@ class EpochMachine(RuleBasedStateMachine):
         busy = [self.drawn_of(block) for block in blocks]
         due = [d for d in self.drawn if not d.items]
         largest = max((len(d.indices) * d.unit for d in busy + due), default=0)
-        return max(self.window or sys.maxsize, largest)
+        # A large batch that was drawn later is admitted beside what was claimed early.
+        return max(self.window or sys.maxsize, largest + self.claimed_ahead)
 
     @rule()
     def anything(self) -> None:
         choose = self.random.choice
         idle = [work for work in self.working if work.placed is None]
         writing = [work for work in self.working if work.placed is not None]
-        can: list[Callable[[], None]] = [self.claim, self.claim]
+        can: list[Callable[[], None]] = [self.claim, self.claim, self.claim_early]
         if not self.abandoned:
             can += [self.pop, self.pop]
             can += [self.draw] * (0 if self.ended else 2)
@@ -152,6 +164,7 @@ class EpochMachine(RuleBasedStateMachine):
             can += [lambda: self.fail(work), lambda: self.place(work), lambda: self.expire(work)]
             if left > 1:
                 can += [lambda: self.put_back(work)]
+            can += [lambda: self.put_back_all(work)]
         if writing:
             can += [lambda: self.fill(choose(writing))] * 2
         if self.expired:
@@ -176,7 +189,7 @@ class EpochMachine(RuleBasedStateMachine):
         indices = list(range(self.next_index, self.next_index + size))
         self.next_index += size
         self.drawn.append(Drawn(indices, unit))
-        self.epoch.draw(indices, unit)
+        self.blocks.append(self.epoch.draw(indices, unit))
 
     def pop(self) -> None:
         batch = self.epoch.pop()
@@ -233,7 +246,8 @@ class EpochMachine(RuleBasedStateMachine):
     # What workers do
 
     def claim(self) -> None:
-        waiting, room = self.epoch.jobs_waiting, self.epoch.feed.in_window < (self.window or 1e9)
+        feed, waiting = self.epoch.feed, self.epoch.jobs_waiting
+        room = feed.in_window < (self.window or sys.maxsize) - feed.kept_for_early
         claim = self.epoch.claim()
         if claim is None:
             return
@@ -245,6 +259,23 @@ class EpochMachine(RuleBasedStateMachine):
         if claim.start < claim.stop:
             self.working.append(Work(claim.block, claim.start, claim.stop))
 
+    def claim_early(self) -> None:
+        """Any ticket that was drawn, of whatever block: claimed before, settled, lost or not."""
+        if not self.blocks:
+            return
+        block = self.random.choice(self.blocks[-4:])
+        if not block.indices:
+            return
+        row = self.random.randrange(len(block.indices))
+        claim = self.epoch.feed.claim_early(block, row)
+        if claim is None:
+            return
+        assert not self.abandoned
+        assert (claim.block, claim.start, claim.stop, claim.early) == (block, row, row + 1, True)
+        self.claimed[block.indices[row]] += 1
+        self.early.add(block.indices[row])
+        self.working.append(Work(block, row, row + 1))
+
     def move_on(self, work: Work, rows: int = 1) -> None:
         work.row += rows
         if work.done:
@@ -252,7 +283,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     def settle(self, work: Work, count: int) -> None:
         samples = list(work.block.indices[work.row : work.row + count])
-        self.epoch.observe([self.cost * count], count)
+        self.epoch.observe(work.block, work.row, [self.cost * count], count)
         completed = self.epoch.settle(work.block, work.row, samples)
         assert not (completed and self.abandoned)
         self.to_collate += completed
@@ -305,6 +336,15 @@ class EpochMachine(RuleBasedStateMachine):
         self.epoch.feed.put_back(work.block, work.row + 1, work.stop)
         self.claimed.subtract(rest)
         work.stop = work.row + 1
+
+    def put_back_all(self, work: Work) -> None:
+        """The worker has died: others run what it had."""
+        if self.abandoned:
+            return
+        rest = work.block.indices[work.row : work.stop]
+        self.epoch.feed.put_back(work.block, work.row, work.stop)
+        self.claimed.subtract(rest)
+        self.working.remove(work)
 
     def expire(self, work: Work) -> None:
         """The running sample is not waited for any longer; what comes of it is dropped."""
@@ -380,11 +420,29 @@ class EpochMachine(RuleBasedStateMachine):
         assert self.epoch.feed.outstanding >= 0
 
     @invariant()
+    def batch_that_is_due_is_admitted(self) -> None:
+        """Whatever was claimed early: or else nothing would ever be delivered again."""
+        if not hasattr(self, "epoch") or self.abandoned or not self.order.by_position:
+            return
+        due = next((d for d in self.drawn if not d.items), None)
+        if due is None or due.failed_rows:
+            return
+        busy = [work.block for work in self.working] + [block for block, _ in self.expired]
+        if any(self.drawn_of(block).failed_rows for block in busy):
+            return  # what still runs of a lost batch keeps its places until then
+        if any(not self.claimed[index] for index in due.indices):
+            assert self.epoch.feed.claimable
+            assert self.epoch.jobs_waiting
+
+    @invariant()
     def abandoned_epoch_gives_nothing(self) -> None:
         if self.abandoned:
             assert self.epoch.finished
             assert self.epoch.pop() is None
             assert self.epoch.claim() is None
+            for block in self.blocks[-3:]:
+                for row in range(len(block.indices)):
+                    assert self.epoch.feed.claim_early(block, row) is None
 
     @invariant()
     def end_is_not_seen_too_early(self) -> None:
@@ -420,6 +478,7 @@ class EpochMachine(RuleBasedStateMachine):
         if self.abandoned:
             return False
         before = self.progress()
+        self.claim_early()
         self.claim()
         self.pop()
         return self.progress() != before
@@ -469,7 +528,7 @@ class Rings:
 def settle_all(epoch: Epoch, claim: Claim | None) -> list[Batch]:
     assert claim is not None
     block = claim.block
-    epoch.observe([1e-6], claim.stop - claim.start)
+    epoch.observe(block, claim.start, [1e-6], claim.stop - claim.start)
     return epoch.settle(block, claim.start, list(block.indices[claim.start : claim.stop]))
 
 

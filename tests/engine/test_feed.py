@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
 from minato_async.engine.feed import Claim, Feed
 
@@ -20,6 +21,11 @@ def feed_of(*batches: Sequence[Any], window: int = sys.maxsize, unit: int = 1) -
         block = feed.add(batch, unit)
         block.batch = Batch(len(batch), unit)
     return feed
+
+
+def leave(feed: Feed, samples: int) -> None:
+    """So many samples of batches whose turn has come are delivered."""
+    feed.release(samples, 0)
 
 
 def indices(claim: Claim | None) -> list[Any]:
@@ -53,7 +59,7 @@ class TestWindow:
         assert indices(feed.claim(10)) == ["e"]
         assert feed.in_window == 5
         assert feed.claim(1) is None
-        feed.leave_window(2)
+        leave(feed, 2)
         assert indices(feed.claim(10)) == ["f", "g"]
 
     def test_is_left_by_what_is_delivered_and_not_by_what_is_accounted_for(self) -> None:
@@ -68,10 +74,10 @@ class TestWindow:
         assert indices(feed.claim(9)) == ["a", "b"]
         assert indices(feed.claim(9)) == ["c", "d", "e"]
         assert feed.claim(9) is None
-        feed.leave_window(2)
+        leave(feed, 2)
         assert indices(feed.claim(9)) == ["f", "g"]
         assert feed.claim(9) is None
-        feed.leave_window(5)
+        leave(feed, 5)
         assert indices(feed.claim(9)) == ["h"]
 
     def test_can_be_widened_but_not_narrowed(self) -> None:
@@ -93,7 +99,7 @@ class TestWindow:
         feed = feed_of([(1, 2, 3)], [(4, 5, 6)], window=1, unit=3)
         assert indices(feed.claim(9)) == [(1, 2, 3)]
         assert feed.claim(9) is None
-        feed.leave_window(3)
+        leave(feed, 3)
         assert indices(feed.claim(9)) == [(4, 5, 6)]
 
 
@@ -118,7 +124,7 @@ class TestBatchesOutOfTheOrdinary:
         first = feed.claim(1)
         assert first is not None
         assert first.block.batch is not None
-        first.block.batch.lost = True
+        first.block.batch.lost, first.block.batch.failed_row = True, 0
         assert indices(feed.claim(5)) == ["d"]
         assert feed.claim(5) is None
 
@@ -155,7 +161,7 @@ class TestClaimable:
         feed.claim(1)
         feed.claim(1)
         assert feed.claimable == 0
-        feed.leave_window(3)
+        leave(feed, 3)
         assert feed.claimable == 2
 
     def test_lost_rest_does_not_count_for_long(self) -> None:
@@ -163,7 +169,7 @@ class TestClaimable:
         first = feed.claim(1)
         assert first is not None
         assert first.block.batch is not None
-        first.block.batch.lost = True
+        first.block.batch.lost, first.block.batch.failed_row = True, 0
         feed.claim(1)
         assert feed.claimable == 0
 
@@ -182,4 +188,144 @@ class TestClaimable:
             claim = feed.claim(most)
             assert claim is None or claimable or not room
             if claim is not None and claim.stop > 1:
-                feed.leave_window(claim.stop - claim.start)
+                leave(feed, claim.stop - claim.start)
+
+
+class TestClaimedEarly:
+    def test_is_one_ticket_and_is_not_claimed_again_in_its_turn(self) -> None:
+        feed = Feed(sys.maxsize)
+        first, second = feed.add("abcd", 1), feed.add("efgh", 1)
+        for block, row, index in [(second, 1, "f"), (first, 2, "c"), (second, 0, "e")]:
+            claim = feed.claim_early(block, row)
+            assert indices(claim) == [index]
+            assert claim is not None
+            assert claim.early
+            assert feed.claim_early(block, row) is None
+        claims = [feed.claim(9) for _ in range(3)]
+        assert [indices(claim) for claim in claims] == [["a", "b"], ["d"], ["g", "h"]]
+        assert not any(claim.early for claim in claims if claim is not None)
+        assert feed.claim(9) is None
+        assert (feed.unclaimed, feed.in_window) == (0, 8)
+
+    def test_was_not_claimed_in_its_turn(self) -> None:
+        feed = Feed(sys.maxsize)
+        block = feed.add("abc", 1)
+        feed.claim(2)
+        assert feed.claim_early(block, 0) is None
+        assert feed.claim_early(block, 1) is None
+        assert indices(feed.claim_early(block, 2)) == ["c"]
+        assert feed.claim(1) is None
+
+    def test_block_of_which_all_is_claimed_early_has_no_turn(self) -> None:
+        feed = Feed(sys.maxsize)
+        _, second, _ = feed.add("a", 1), feed.add("bc", 1), feed.add("d", 1)
+        feed.claim_early(second, 1)
+        feed.claim_early(second, 0)
+        assert [indices(feed.claim(9)), indices(feed.claim(9))] == [["a"], ["d"]]
+
+    def test_leaves_room_for_the_batch_that_is_due(self) -> None:
+        feed = feed_of("abcd", window=6)
+        later = [feed.add("efgh", 1), feed.add("ijkl", 1)]
+        early = [feed.claim_early(block, row) for block in later for row in range(4)]
+        assert [indices(claim) for claim in early if claim is not None] == [["e"], ["f"]]
+        assert indices(feed.claim(9)) == ["a", "b", "c", "d"]
+        assert feed.in_window == 6
+        leave(feed, 4)
+        # It is the turn of the block of those two: they are in the way of nobody any more.
+        assert indices(feed.claim_early(later[1], 0)) == ["i"]
+        assert indices(feed.claim(9)) == ["g", "h"]
+
+    def test_never_where_one_batch_fills_the_window(self) -> None:
+        feed = feed_of("abcd", window=4)
+        assert feed.claim_early(feed.add("e", 1), 0) is None
+
+    def test_in_the_batch_that_is_due_takes_any_place(self) -> None:
+        feed = Feed(2)
+        block = feed.add("abcd", 1)
+        assert indices(feed.claim_early(block, 3)) == ["d"]
+        assert indices(feed.claim(9)) == ["a", "b", "c"]  # as a batch larger than the window
+
+    def test_batch_drawn_later_that_is_larger_is_admitted_beside_them(self) -> None:
+        feed = feed_of("a", window=4)
+        block = feed.add("bc", 1)
+        feed.claim_early(block, 0)
+        feed.add("efghi", 1)
+        assert indices(feed.claim(9)) == ["a"]
+        assert indices(feed.claim(9)) == ["c"]
+        leave(feed, 3)
+        assert indices(feed.claim(9)) == ["e", "f", "g", "h", "i"]
+
+    def test_what_is_put_back_is_claimed_first_and_keeps_its_place(self) -> None:
+        feed = feed_of("ab", window=4)
+        block, other = feed.add("cd", 1), feed.add("ef", 1)
+        assert indices(feed.claim_early(block, 1)) == ["d"]
+        feed.put_back(block, 1, 2)
+        assert feed.claim_early(other, 0) is None
+        claim = feed.claim(9)
+        assert indices(claim) == ["d"]
+        assert claim is not None
+        assert claim.early
+        assert indices(feed.claim_early(other, 0)) == ["e"]
+        assert feed.claim_early(other, 1) is None
+        assert indices(feed.claim(9)) == ["a", "b"]
+
+    def test_lost_batch_gives_no_more_and_its_places_back(self) -> None:
+        feed = feed_of("ab", window=4)
+        block = feed.add("cd", 1)
+        block.batch = Batch(2, 1)
+        other = feed.add("ef", 1)
+        feed.claim_early(block, 0)
+        block.batch.lost, block.batch.failed_row = True, 0
+        assert feed.claim_early(block, 1) is None
+        feed.leave_window(block, 1)
+        assert [indices(feed.claim_early(other, row)) for row in (0, 1)] == [["e"], ["f"]]
+
+    def test_that_fails_does_not_keep_those_before_it_from_being_loaded(self) -> None:
+        """The failure of one of these would be the one that is raised."""
+        feed = feed_of("a")
+        block = feed.add("bcdef", 1)
+        block.batch = Batch(5, 1)
+        feed.claim_early(block, 3)
+        block.batch.lost, block.batch.failed_row = True, 3
+        assert [indices(feed.claim(9)), indices(feed.claim(2))] == [["a"], ["b", "c"]]
+        assert feed.claimable
+        assert indices(feed.claim(9)) == ["d"]
+        assert feed.claim(9) is None
+        assert (feed.claimable, feed.unclaimed) == (0, 0)
+
+    def test_places_can_be_kept_for_them(self) -> None:
+        feed = feed_of("abc", "def", window=6)
+        later = feed.add("ghi", 1)
+        feed.kept_for_early = 2
+        assert [indices(feed.claim(9)), indices(feed.claim(9))] == [["a", "b", "c"], ["d"]]
+        assert feed.claim(9) is None
+        assert feed.claimable == 0
+        assert indices(feed.claim_early(later, 0)) == ["g"]
+        assert indices(feed.claim_early(later, 1)) == ["h"]
+
+    def test_made_of_what_is_ready_a_batch_can_use_them_all(self) -> None:
+        feed = Feed(2, as_drawn=False)
+        feed.add("ab", 1)
+        later = feed.add("cd", 1)
+        assert [indices(feed.claim_early(later, row)) for row in (0, 1)] == [["c"], ["d"]]
+        assert feed.claim(9) is None
+        leave(feed, 2)
+        assert indices(feed.claim(9)) == ["a", "b"]
+
+    def test_never_where_batches_belong_to_workers(self) -> None:
+        feed = AssignedFeed(sys.maxsize, 2)
+        assert feed.claim_early(feed.add("ab", 1), 0) is None
+
+    def test_never_once_all_is_forgotten(self) -> None:
+        feed = Feed(sys.maxsize)
+        block = feed.add("ab", 1)
+        feed.clear()
+        assert feed.claim_early(block, 0) is None
+
+    def test_tickets_that_stand_for_more_take_as_many_places(self) -> None:
+        feed = feed_of([(1, 2, 3)], window=7, unit=3)
+        later = [feed.add([(4, 5, 6)], 3), feed.add([(7, 8, 9)], 3)]
+        assert indices(feed.claim_early(later[0], 0)) == [(4, 5, 6)]
+        assert feed.claim_early(later[1], 0) is None
+        assert feed.in_window == 3
+        assert indices(feed.claim(9)) == [(1, 2, 3)]

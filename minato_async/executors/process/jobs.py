@@ -106,7 +106,7 @@ class RemoteJob(SampleJob):
     def _settle(self, event: Finished, costs: Sequence[float]) -> None:
         epoch, samples = self._epoch, list(event.samples)
         if event.tickets:
-            epoch.observe(costs, event.tickets)
+            epoch.observe(self.block, event.row, costs, event.tickets)
         epoch.packed(samples, event.packing, costs)
         epoch.leave_to_collate(epoch.settle(self.block, event.row, samples))
 
@@ -208,8 +208,9 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         if isinstance(event, Slow):
             self._become_slow(event.row)
         elif isinstance(event, Collated):
-            for costs in event.costs:
-                self._epoch.observe(costs, event.tickets)
+            for number, costs in enumerate(event.costs):
+                row = self._start + number * event.tickets
+                self._epoch.observe(self.block, row, costs, event.tickets)
             self._collated(event.content, event.failure)
         else:
             self._no_longer_whole()

@@ -159,7 +159,7 @@ class ThreadJob(SampleJob):
         large = self._is_large(value)
         with self._lock:
             if costs:
-                self._epoch.observe(costs)
+                self._epoch.observe(block, row, costs)
             if not large:
                 completed = self._epoch.settle(block, row, [value])
                 if not completed:
@@ -301,7 +301,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         completed: Sequence[Batch] = ()
         with self._lock:
             if tickets > 0:  # else they were taken over
-                self._epoch.observe((seconds,), tickets)
+                self._epoch.observe(self.block, self._run_from, (seconds,), tickets)
             # The list itself and no copy: nothing is appended to it any more.
             first, samples = self._first, self._samples
             self._first, self._samples = first + len(samples), []
@@ -325,7 +325,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         when one is lost, as torch's does."""
         batch = self.block.batch
         if batch is not None and batch.lost:
-            self._epoch.feed.leave_window(len(self._pending) * self.block.unit)
+            self._epoch.feed.leave_window(self.block, len(self._pending) * self.block.unit)
             self._pending.clear()
 
     # Slow samples
