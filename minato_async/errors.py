@@ -67,14 +67,18 @@ def name_read(error: BaseException, where: str, step: str, worker: str) -> BaseE
 
 
 def name_batch(
-    error: BaseException, indices: Sequence[Any], samples: Sequence[Any], worker: str
+    error: BaseException,
+    indices: Sequence[Any],
+    samples: Sequence[Any],
+    worker: str,
+    doing: str = "collating",
 ) -> BaseException:
-    """`error`, raised while collating, with a note naming the samples of the batch and, where
-    they differ from the first in shape or type, which one does."""
-    error = _no_stop(error, "collate_fn")
+    """`error`, raised while `doing` something with a batch, with a note naming its samples and,
+    where they differ from the first in shape or type, which one does."""
+    error = _no_stop(error, "collate_fn" if doing == "collating" else doing)
     listed = ", ".join(shown(index) for index in indices[:_LISTED])
     more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
-    _note(error, f"minato_async: collating samples with indices [{listed}{more}], worker {worker}")
+    _note(error, f"minato_async: {doing} samples with indices [{listed}{more}], worker {worker}")
     # Samples may be of any class: what goes wrong in describing them must not hide the error.
     with _whatever_it_raises():
         if odd := _odd_one_out(indices, samples):

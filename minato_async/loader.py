@@ -13,7 +13,7 @@ from minato_async.iteration.iterable import SerialIterableIterator, ShardedItera
 from minato_async.iteration.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.options import check_options
 from minato_async.replicas.pool import ReplicaPool
-from minato_async.sample.map_recipe import pins_memory
+from minato_async.sample.pinning import pins_memory
 from minato_async.scheduling.cpus import usable_cpus
 from minato_async.scheduling.schedulers import WorkerScheduler
 from minato_async.seeding import install as install_streams

@@ -48,6 +48,10 @@ class Stats:
     ready_batches: int = 0
     #: Bytes of tensors and arrays in those batches.
     ready_bytes: int = 0
+    #: Batches that the stage between collating and delivering (pinning, say) has begun and the
+    #: consumer has not taken, and bytes of those that it is done with.
+    in_stage: int = 0
+    in_stage_bytes: int = 0
     #: Seconds of cost after which a sample is slow; infinite before there is a threshold.
     threshold: float = float("inf")
     #: Samples finished; of these diverted between two steps; stuck workers in whose place another

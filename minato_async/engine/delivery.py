@@ -76,6 +76,16 @@ class Delivery:
         """What the ready batches hold."""
         return [batch.content for batch in (*self._queue, *self.held) if batch.ready]
 
+    def ahead_of(self, batch: Batch, under_way: int) -> int:
+        """How many batches come to the consumer before `batch`, which is complete and not ready,
+        as far as that is certain: 0 if it is due. `under_way`: how many others are about to become
+        ready, or are."""
+        if self._by_position:
+            return self._queue.index(batch)
+        if self.displacement.waits_for(batch.number):
+            return 0
+        return under_way - len(self.held)  # those come after it
+
     def pop(self) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready."""
         batch = self._next()

@@ -31,6 +31,10 @@ class Displacement:
             return True
         return number is None or number == self._oldest
 
+    def waits_for(self, number: int | None) -> bool:
+        """Whether the batch of this number may be what all others have to wait for."""
+        return self._most is not None and number == self._oldest
+
     def went(self, number: int | None) -> None:
         """It is delivered."""
         if number is None:

@@ -30,6 +30,7 @@ from minato_async.engine.protocols import (
 )
 from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
+from minato_async.engine.stage import Stage, StageThread, StageWork
 from minato_async.errors import WorkerSetupError
 from minato_async.lifecycle import shutdown
 from minato_async.scheduling.advice import Advice
@@ -102,6 +103,9 @@ class Engine:
         self._pid = os.getpid()
         self._executor: Executor = executor_factory(self, self._all_workers_ended)
         self._workers_ended = asyncio.Event()
+        #: Started with the first epoch whose batches have a stage to go through.
+        self._stage_thread: StageThread | None = None
+        self._stage_ended = asyncio.Event()
         self._loop = EventLoopThread("minato-loop", self._main)
         shutdown.register(self)
         try:
@@ -129,9 +133,15 @@ class Engine:
             with self._lock:
                 self._closed = True
                 self._replace_loading(None)
+                if self._stage_thread is not None:
+                    self._stage_thread.close()
             self._due.ring()
             self._executor.close()
             await self._workers_ended.wait()
+            if self._stage_thread is not None:
+                await self._stage_ended.wait()
+            if self._stage_thread is not None:
+                self._stage_thread.join(_LAST_LINE)
             self._coordinator.close()
             # What an epoch holds is not to wait until the collector finds this engine. Mostly
             # there is nothing left: the workers have freed it on their way out.
@@ -182,6 +192,21 @@ class Engine:
         except BaseException as error:
             self._break(error)
 
+    def _start_stage(self) -> None:
+        """On the loop, which Ctrl-C does not interrupt."""
+        assert self._stage_thread is not None
+        try:
+            self._stage_thread.start()
+        except RuntimeError as error:  # the interpreter shuts down, or there are too many
+            with self._lock:
+                self._stage_thread = None  # there is nobody to wait for
+            self._stage_ended.set()
+            self._break(error)
+
+    def _end_stage(self) -> None:
+        """By the stage's thread, on its last line."""
+        self._loop.call_soon(self._stage_ended.set)
+
     def _all_workers_ended(self) -> None:
         self._loop.call_soon(self._workers_ended.set)
 
@@ -215,6 +240,8 @@ class Engine:
 
     def interrupt(self) -> None:
         self._executor.interrupt()
+        if self._stage_thread is not None:
+            self._stage_thread.interrupt()
 
     @property
     def executor(self) -> Executor:
@@ -231,8 +258,14 @@ class Engine:
         """Whether an epoch can be begun: in this process, before the end, and without a fault."""
         return os.getpid() == self._pid and not self._closed and self._broken is None
 
-    def begin(self, start: Callable[[Sync], L]) -> L:
-        """Load what `start` makes; what is left of the epoch before is dropped."""
+    def begin(
+        self,
+        start: Callable[[Sync], L],
+        work: StageWork | None = None,
+        bound: int | None = None,
+    ) -> L:
+        """Load what `start` makes; what is left of the epoch before is dropped. `work` is done with
+        each batch before it is delivered, see `Stage`."""
         # Kept by the epoch alone, for it refers to this engine.
         sync = Sync(
             self._lock, self._due, self._wake_workers, self._wake_for, self._slots, self._staff
@@ -240,6 +273,8 @@ class Engine:
         loading = start(sync)
         with self._lock:
             try:
+                if work is not None and not self._closed:
+                    loading.stage = Stage(work, bound, self._stage_thread_here().wake)
                 self._replace_loading(loading)
                 self._epoch_began, self._consumption = monotonic(), Consumption()
                 if self._closed:  # by another thread, just now
@@ -249,6 +284,13 @@ class Engine:
                 raise
         self._released()
         return loading
+
+    def _stage_thread_here(self) -> StageThread:
+        """Under the lock, while the loop lives."""
+        if self._stage_thread is None:
+            self._stage_thread = StageThread(self._lock, self._due, self._break, self._end_stage)
+            self._loop.call_soon(self._start_stage)
+        return self._stage_thread
 
     def _released(self) -> None:
         """By a worker or a consumer, after it has released the lock."""
@@ -262,6 +304,8 @@ class Engine:
             self._coordinator.forget()
             self._due.drop(self._loading)
         self._loading = loading
+        if self._stage_thread is not None:
+            self._stage_thread.work_for(loading)
         self._wake_workers(len(self._idle))
 
     def draw(
@@ -411,6 +455,8 @@ class Engine:
         with self._lock:
             stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
             costs, coordinator, now = epoch.costs_so_far(), self._coordinator, monotonic()
+            if (stage := epoch.stage) is not None:
+                stats = replace(stats, in_stage=stage.begun, in_stage_bytes=stage.nbytes)
             stats = replace(
                 stats,
                 workers=slots.wanted,

@@ -17,6 +17,7 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.feed import Block, Claim, Feed
 from minato_async.engine.protocols import Job
+from minato_async.engine.stage import Stage
 from minato_async.scheduling.claim_size import ClaimSize
 
 
@@ -72,6 +73,8 @@ class Epoch:
         self._lost: list[Batch] = []
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
+        #: What else is done with batches before they are delivered; None: nothing.
+        self.stage: Stage | None = None
 
     # What the consumer does
 
@@ -116,6 +119,8 @@ class Epoch:
         batch = self.delivery.pop()
         if batch is not None:
             unit = batch.unit
+            if self.stage is not None:
+                self.stage.taken(batch)
             if batch.lost:
                 self._lost = [lost for lost in self._lost if lost is not batch]
             self._batches_ahead -= 1
@@ -292,6 +297,25 @@ class Epoch:
             self._due.drop(batch, content, failure)
             return
         batch.content, batch.failure = content, failure
+        if self.stage is not None and failure is None and not batch.void:
+            self.stage.enter(batch)
+        else:
+            self._complete(batch)
+
+    def staged(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        """The stage has made `content` of `batch`, or has failed to."""
+        if self.abandoned:
+            self._due.drop(batch, content, failure)
+            return
+        batch.content, batch.failure = content, failure
+        self._complete(batch)
+
+    def ahead_of(self, batch: Batch, begun: int) -> int:
+        """As `Delivery.ahead_of`."""
+        return self.delivery.ahead_of(batch, begun)
+
+    def _complete(self, batch: Batch) -> None:
+        """Nothing is left to be done with `batch`."""
         if self._comes_last(batch):
             self.delivery.hold(batch)
             self._let_last_go()
@@ -317,6 +341,8 @@ class Epoch:
         self.abandoned = True
         left_over, self._left_over = self._left_over, []
         batches = self.delivery.clear()
+        if self.stage is not None:
+            batches += self.stage.clear()
         # From the frames in its traceback a failure leads back to its batch.
         failures = [batch.take_failure() for batch in (*batches, *self._lost)]
         self._lost.clear()  # the others are in blocks

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.protocols import Job, Worker
 from minato_async.engine.slots import Slots
+from minato_async.engine.stage import Stage
 from minato_async.stats import Stats, StepCosts
 
 
@@ -83,6 +84,16 @@ class Loading(Protocol):
     def costs_so_far(self) -> Callable[[], tuple[StepCosts, ...]]:
         """What sums up the costs of steps as of now: to be called when the lock is released, since
         it takes its time and names steps, which are the user's."""
+
+    #: What else is done with its batches; None: nothing. Set when it begins.
+    stage: Stage | None
+
+    def ahead_of(self, batch: Batch, begun: int) -> int:
+        """How many batches come to the consumer before `batch`, which waits for the stage: 0 if it
+        is due. `begun` batches that the stage has begun have not been taken."""
+
+    def staged(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        """The stage has made `content` of `batch`, or has failed to."""
 
     def next_job(self, worker: Worker) -> Job | None:
         """Work for `worker`, which is idle; None: there is none to be had now."""

@@ -89,7 +89,8 @@ class MapEpoch(Epoch, ABC):
 
     @property
     def queued(self) -> tuple[int, int]:
-        return self.delivery.ready, max(1, self.batches_ahead)
+        pending = 0 if self.stage is None else self.stage.pending
+        return self.delivery.ready + pending, max(1, self.batches_ahead)
 
     @property
     def backlog(self) -> tuple[int, int, float]:

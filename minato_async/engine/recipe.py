@@ -71,7 +71,7 @@ class BoundRecipe(Protocol):
 
     @property
     def finish(self) -> Callable[[Any], Any]:
-        """Applied to every batch, however it was collated."""
+        """Applied to every batch by the worker that has collated it, in whichever way."""
 
     @property
     def on_error(self) -> OnError:

@@ -45,8 +45,10 @@ class ExecutorSide(Protocol):
         """Makes an epoch of an iterable dataset. `ahead`: batches that each shard may be ahead of
         the consumer; `pipe_seed`: with which data pipes shuffle."""
 
-    def receive(self, content: Any) -> Any:
-        """What the consumer gets for the content of a batch. In the consumer's thread."""
+    @staticmethod
+    def receive(content: Any) -> Any:
+        """What the consumer gets for the content of a batch. In the consumer's thread, or in that
+        of the stage, which does not refer to this object."""
 
     def received(self, stats: Stats) -> Stats:
         """What the consumer gets for `stats`. In the consumer's thread."""

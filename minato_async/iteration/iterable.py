@@ -17,13 +17,13 @@ from minato_async.engine.recipe import Streams
 from minato_async.errors import name_batch, name_read
 from minato_async.executors.factory import for_shards, shares_objects
 from minato_async.executors.process.worker_shards import ShardPlan
+from minato_async.iteration.finishing import finish_here, finishing
 from minato_async.iteration.iterators import EngineIterator, SerialIterator, code_of
 from minato_async.iteration.order import choose_order
 from minato_async.options import check_options
 from minato_async.replicas.loader_method import collate_fn_for_workers
 from minato_async.replicas.replica import Replica
 from minato_async.sample.autocast import Autocast
-from minato_async.sample.map_recipe import as_it_is, finisher
 from minato_async.sample.worker_info import make_worker_info
 from minato_async.seeding.epoch_seeds import EpochSeeds, ThreadRng, thread_streams
 from minato_async.shards.datapipes import seed_pipe, settings_for
@@ -60,7 +60,7 @@ class ShardedIterator(EngineIterator):
                         seed_pipe(shard.dataset, self._pipe_seed)
         seeds = self._make_seeds(loader)
         self._length = ReportedLength(loader)
-        recipe = make_shard_recipe(loader, seeds, finish=not self._elsewhere)
+        recipe = make_shard_recipe(loader, seeds)
         if first:
             self._open_engine(loader, recipe)
         ahead = self._options.batches_ahead
@@ -69,7 +69,7 @@ class ShardedIterator(EngineIterator):
         start = self._side.sharded_epoch(
             loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
         )
-        self._epoch = self._engine.begin(start)
+        self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
 
     def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> None:
         if self._elsewhere:
@@ -110,9 +110,7 @@ class ShardedIterator(EngineIterator):
             Shard(s, dataset, make_info(s, dataset)) for s, dataset in enumerate(datasets)
         ]
         for shard, replica in zip(self._shards, self._replicas, strict=False):
-            shard.own_recipe = partial(
-                _own_recipe, replica, partial(_collation, loader.batch_size, finisher(loader))
-            )
+            shard.own_recipe = partial(_own_recipe, replica, partial(_collation, loader.batch_size))
         if self._pipes is not None:
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
@@ -152,6 +150,7 @@ class SerialIterableIterator(SerialIterator):
             streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
             streams.ticket = -1
             iterator = iter(loader.dataset)
+        self._finish = finish_here(loader)
         recipe = self._recipe
         self._reader = Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
 
@@ -178,7 +177,7 @@ class SerialIterableIterator(SerialIterator):
         streams.begin(lambda _: recipe.seed(0, tuple(ordinals)))
         streams.ticket = samples
         try:
-            return recipe.collate(samples)
+            return self._finish(recipe.collate(samples))
         except Exception as error:
             named = name_batch(error, ordinals, samples, where)
             if named is error:
@@ -213,22 +212,15 @@ def _own_recipe(
     )
 
 
-def make_shard_recipe(
-    loader: DataLoader[Any], seeds: EpochSeeds, finish: bool = True
-) -> ShardRecipe:
-    """How `loader` reads its dataset in the epoch that the calling thread starts. `finish`: batches
-    are pinned where they are collated, if at all."""
+def make_shard_recipe(loader: DataLoader[Any], seeds: EpochSeeds) -> ShardRecipe:
+    """How `loader` reads its dataset in the epoch that the calling thread starts."""
     dataset: Any = loader.dataset
     return ShardRecipe(
         step=f"{type(getattr(dataset, '_datapipe', dataset)).__name__}.__iter__",
         batch_size=loader.batch_size,
         drop_last=bool(loader.drop_last),
         worker_init_fn=loader.worker_init_fn,
-        collate=_collation(
-            loader.batch_size,
-            finisher(loader) if finish else as_it_is,
-            collate_fn_for_workers(loader),
-        ),
+        collate=_collation(loader.batch_size, collate_fn_for_workers(loader)),
         seeds=seeds,
         context=copy_context(),
         grad=torch.is_grad_enabled(),
@@ -238,22 +230,14 @@ def make_shard_recipe(
 
 
 def _collation(
-    batch_size: int | None, finish: Callable[[Any], Any], collate_fn: Callable[[Any], Any]
+    batch_size: int | None, collate_fn: Callable[[Any], Any]
 ) -> Callable[[list[Any]], Any]:
     # Something that can be pickled: workers may be started afresh.
-    return partial(_collate_one if batch_size is None else _collate, collate_fn, finish)
+    return partial(_collate_one, collate_fn) if batch_size is None else collate_fn
 
 
-def _collate(
-    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
-) -> Any:
-    return finish(collate_fn(samples))
-
-
-def _collate_one(
-    collate_fn: Callable[[Any], Any], finish: Callable[[Any], Any], samples: list[Any]
-) -> Any:
-    return finish(collate_fn(samples[0]))
+def _collate_one(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Any:
+    return collate_fn(samples[0])
 
 
 class ReportedLength:

@@ -20,6 +20,7 @@ from minato_async.engine.map_epoch import MapEpoch
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
 from minato_async.executors.process.transport.failures import unpacked, without_variables
+from minato_async.iteration.finishing import finish_here, finishing
 from minato_async.iteration.order import choose_order
 from minato_async.iteration.samplers import samples_in_batch, samples_in_epoch
 from minato_async.iteration.worker_handles import WorkerHandle
@@ -223,6 +224,7 @@ class SerialMapIterator(SerialIterator):
         self._isolated = type(check_options(loader).seed) is int
         self._repeats = RepeatCounter()
         self._position = 0
+        self._finish = finish_here(loader)
 
     def _next(self) -> Any:
         while True:
@@ -250,7 +252,7 @@ class SerialMapIterator(SerialIterator):
         bound.streams.begin(lambda _: self._recipe.seed(tuple(indices), 0, 0))
         bound.streams.ticket = samples
         try:
-            return bound.finish(bound.collate(samples))
+            return self._finish(bound.collate(samples))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
@@ -459,7 +461,7 @@ class MapIterator(EngineIterator):
         if first:
             self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
         start = self._side.map_epoch(loader, recipe, order, threshold)
-        self._epoch = self._engine.begin(start)
+        self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
         #: Batches to draw ahead; None: as many as the window holds.
         self._most_ahead = self._options.batches_ahead
         self._drawn_all = False

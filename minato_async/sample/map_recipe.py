@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from minato_async.engine.protocols import Worker
 from minato_async.engine.recipe import BoundRecipe, Streams
@@ -64,7 +63,7 @@ class MapRecipe:
         self.collates_by_default = collate_fn is default_collate and not is_extended()
         writes_rows = self.collates_by_default and not self.batch_is_ticket
         self.row_writer = DefaultRowWriter() if writes_rows else None
-        self._finish = finisher(loader)
+        self._finish: Callable[[Any], Any] = as_it_is
         self._setup = setup
         self._check = SharedDataCheck() if checks else None
         self.seeds = seeds
@@ -108,7 +107,7 @@ class MapRecipe:
         return recipe
 
     def finished_by(self, finish: Callable[[Any], Any]) -> MapRecipe:
-        """The recipe with `finish` applied to every batch, in the place of what was to be."""
+        """The recipe with `finish` applied to every batch."""
         recipe = copy.copy(self)
         recipe._finish = finish
         return recipe
@@ -121,25 +120,6 @@ class MapRecipe:
         if step == 0:
             return self._first_step
         return name_transform(step - 1, self._transforms[step - 1])
-
-
-def pins_memory(loader: DataLoader[Any]) -> bool:
-    """Whether batches are copied to pinned memory: only an accelerator has a use for it, and
-    torch cannot do it for MPS."""
-    if not loader.pin_memory or not torch.accelerator.is_available():
-        return False
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is None or accelerator.type != "mps"
-
-
-def finisher(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """What every batch of `loader` goes through, however it was collated."""
-    return _pin if pins_memory(loader) else as_it_is
-
-
-def _pin(batch: Any) -> Any:
-    accelerator = torch.accelerator.current_accelerator()
-    return pin_memory(batch, accelerator and accelerator.type)  # type: ignore[no-untyped-call]
 
 
 def as_it_is(batch: Any) -> Any:

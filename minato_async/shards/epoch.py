@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from minato_async.engine.batch import Batch
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.loading import Sync
+from minato_async.engine.stage import Stage
 from minato_async.errors import name_transform
 from minato_async.process_wide import Own
 from minato_async.sample.autocast import Autocast
@@ -160,6 +161,8 @@ class ShardedEpoch:
         self._undelivered = 0
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
+        #: What else is done with batches before they are delivered; None: nothing.
+        self.stage: Stage | None = None
 
     # What the consumer does
 
@@ -189,12 +192,16 @@ class ShardedEpoch:
 
     @property
     def queued(self) -> tuple[int, int]:
-        return self.delivery.ready, min(self._ahead, self._window) * len(self._passes)
+        pending = 0 if self.stage is None else self.stage.pending
+        most = min(self._ahead, self._window) * len(self._passes)
+        return self.delivery.ready + pending, most
 
     def pop(self) -> Batch | None:
         batch = self.delivery.pop()
         if batch is not None:
             assert isinstance(batch, ShardBatch)
+            if self.stage is not None:
+                self.stage.taken(batch)
             self._leave(batch.source, batch.held)
         return batch
 
@@ -209,6 +216,8 @@ class ShardedEpoch:
         # The worker inside an occupied shard lets go of the iterator itself, on its way out.
         unread = [p for p in self._passes if p.reader is not None and not p.shard.occupied]
         batches = self.delivery.clear()
+        if self.stage is not None:
+            batches += self.stage.clear()
         for source in self._passes:
             batches += source.in_turn
             source.in_turn.clear()  # the list has them all
@@ -290,9 +299,30 @@ class ShardedEpoch:
             self.sync.due.drop(batch, content, failure)
         else:
             batch.content, batch.failure = content, failure
-            assert isinstance(batch, ShardBatch)
-            self._complete(batch)
-            self._take_turns()
+            if self.stage is not None and failure is None:
+                self.stage.enter(batch)
+            else:
+                self._collated(batch)
+
+    def staged(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
+        if self.abandoned:
+            self.sync.due.drop(batch, content, failure)
+        else:
+            batch.content, batch.failure = content, failure
+            self._collated(batch)
+
+    def ahead_of(self, batch: Batch, begun: int) -> int:
+        if self._keeps_order and self._turns:
+            in_turn = self._turns[0].in_turn
+            if in_turn and in_turn[0] is batch and not self.delivery.ready:
+                return 0
+        return begun
+
+    def _collated(self, batch: Batch) -> None:
+        """Nothing is left to be done with `batch`."""
+        assert isinstance(batch, ShardBatch)
+        self._complete(batch)
+        self._take_turns()
 
     def _complete(self, batch: ShardBatch) -> None:
         batch.ready = True

@@ -23,10 +23,16 @@ from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
+from minato_async.engine.stage import Stage
 
 IN_ORDER = Order(as_drawn=True, by_position=True)
 WHOLE_BATCHES = Order(as_drawn=True, by_position=False)
 READY_FIRST = Order(as_drawn=False, by_position=False)
+
+
+def double(batch: Batch, content: Any) -> Any:
+    """What a stage does here."""
+    return content * 2
 
 
 class Failed(Exception):
@@ -88,6 +94,9 @@ class EpochMachine(RuleBasedStateMachine):
         self.errors: list[BaseException] = []
         self.popped = 0
         self.collate_failures = 0
+        #: What the stage's thread is working on, and failures of that.
+        self.staging: Batch | None = None
+        self.stage_failures = 0
 
     @initialize(
         order=st.sampled_from([IN_ORDER, WHOLE_BATCHES, READY_FIRST]),
@@ -95,19 +104,32 @@ class EpochMachine(RuleBasedStateMachine):
         window=st.none() | st.integers(1, 12),
         seed=st.integers(0, 2**32),
         skips=st.booleans(),
+        bound=st.sampled_from([0, 0, None, 1, 2, 3]),
+        overtakes=st.none() | st.integers(0, 2),
     )
     def begin(
-        self, order: Order, drop_last: bool, window: int | None, seed: int, skips: bool
+        self,
+        order: Order,
+        drop_last: bool,
+        window: int | None,
+        seed: int,
+        skips: bool,
+        bound: int | None,
+        overtakes: int | None,
     ) -> None:
         # Chances are even, so that few runs are idle: hypothesis would favour some choices.
         self.random = random.Random(seed)
-        self.order = Order(order.as_drawn, order.by_position, drop_last)
+        self.order = Order(order.as_drawn, order.by_position, drop_last, overtakes)
         self.window = window
         #: Samples that fail are skipped.
         self.skips = skips
         self.epoch = Epoch(self.order, window, DueBells())
         if order.as_drawn:
             self.epoch.feed.kept_for_early = self.random.choice([0, 1, 5, 100])
+        #: Batches that the stage may have done; 0: there is no stage.
+        self.stage_bound = bound
+        if bound != 0:
+            self.epoch.stage = Stage(double, bound, lambda: None)
         #: Size of a batch, and what each index of it stands for.
         self.to_draw: list[tuple[int, int]]
         batches = range(self.random.randint(2, 8))
@@ -172,6 +194,8 @@ class EpochMachine(RuleBasedStateMachine):
         if self.to_collate:
             batch = choose(self.to_collate)
             can += [lambda: self.collate(batch, fails=self.random.random() < 0.15)] * 3
+        if self.epoch.stage is not None:
+            can += [lambda: self.work(fails=self.random.random() < 0.1)] * 3
         if self.settled and not self.abandoned:
             can += [self.late_result]
             if self.random.random() < 0.003:
@@ -203,6 +227,9 @@ class EpochMachine(RuleBasedStateMachine):
             self.check_failure(batch)
         elif batch.void:
             assert batch.content is None
+        elif self.epoch.stage is not None and batch.failure is None:
+            assert batch.content == batch.indices * 2, "the stage has been at it, once"
+            self.delivered.update(batch.indices)
         else:
             assert batch.content == batch.indices, "each row is the sample of its index"
             self.delivered.update(batch.content)
@@ -400,6 +427,23 @@ class EpochMachine(RuleBasedStateMachine):
             self.collate_failures += 1
         self.epoch.collated(batch, samples, Failed("collate") if fails else None)
 
+    def work(self, fails: bool = False) -> bool:
+        """What the stage's thread does: begin with a batch, or come to the end of one."""
+        stage, batch = self.epoch.stage, self.staging
+        assert stage is not None
+        if batch is None:
+            self.staging = stage.next(self.epoch.ahead_of)
+            return self.staging is not None
+        self.staging = None
+        content = batch.take_content()
+        stage.done(batch, 8)
+        if fails and not self.abandoned:
+            self.stage_failures += 1
+            self.epoch.staged(batch, batch.indices, Failed("stage"))
+        else:
+            self.epoch.staged(batch, stage.work(batch, content), None)
+        return True
+
     def abandon(self) -> None:
         self.epoch.abandon()
         self.abandoned = True
@@ -433,6 +477,17 @@ class EpochMachine(RuleBasedStateMachine):
         if any(not self.claimed[index] for index in due.indices):
             assert self.epoch.feed.claimable
             assert self.epoch.jobs_waiting
+
+    @invariant()
+    def stage_is_bounded(self) -> None:
+        """By its bound; beyond it, a short last batch is let in, which is delivered last, and where
+        batches may be overtaken by so many only, the one that holds up the others."""
+        if not hasattr(self, "epoch") or self.epoch.stage is None or self.stage_bound is None:
+            return
+        held = len(self.epoch.delivery.held)
+        bounded = not self.order.by_position and self.order.max_displacement is not None
+        assert self.epoch.stage.begun - held <= self.stage_bound + bounded
+        assert self.epoch.stage.nbytes <= 8 * self.epoch.stage.begun
 
     @invariant()
     def abandoned_epoch_gives_nothing(self) -> None:
@@ -475,6 +530,8 @@ class EpochMachine(RuleBasedStateMachine):
         if self.to_collate:
             self.collate(self.to_collate[0], fails=False)
             return True
+        if self.epoch.stage is not None and self.work():
+            return True
         if self.abandoned:
             return False
         before = self.progress()
@@ -493,8 +550,12 @@ class EpochMachine(RuleBasedStateMachine):
         feed = self.epoch.feed
         assert (feed.in_window, feed.outstanding, feed.unclaimed) == (0, 0, 0)
         assert self.epoch.jobs_waiting == 0
+        if self.epoch.stage is not None:
+            assert (self.epoch.stage.begun, self.epoch.stage.pending) == (0, 0)
         self.check_all_is_delivered()
-        assert [e.args for e in self.errors].count(("collate",)) == self.collate_failures
+        errors = [e.args for e in self.errors]
+        assert errors.count(("collate",)) == self.collate_failures
+        assert errors.count(("stage",)) == self.stage_failures
 
     def check_all_is_delivered(self) -> None:
         drawn = {index for d in self.drawn for index in d.indices}
@@ -504,7 +565,8 @@ class EpochMachine(RuleBasedStateMachine):
             assert self.delivered.keys() == drawn - lost - self.skipped
         else:
             assert set(+self.claimed) == drawn
-            reported = [error.args[0] for error in self.errors if error.args != ("collate",)]
+            whole = (("collate",), ("stage",))
+            reported = [error.args[0] for error in self.errors if error.args not in whole]
             assert sorted(reported) == sorted(self.failed)
             missing = drawn - self.delivered.keys() - self.failed - self.skipped
             assert len(missing) < self.size

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.loading import Sync
 from minato_async.engine.slots import Slots
+from minato_async.engine.stage import Stage
 from minato_async.sample.autocast import Autocast
 from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
 
@@ -54,6 +56,8 @@ class Hand:
         self.collating: list[ShardBatch] = []
         self.delivered: list[list[int]] = []
         self.undelivered = 0
+        #: What the stage's thread is working on.
+        self.staging: Batch | None = None
 
     def claim(self) -> bool:
         source = self.epoch.claim()
@@ -78,6 +82,18 @@ class Hand:
         batch = self.collating.pop(which)
         self.epoch.collated(batch, batch.samples, None)
 
+    def work(self) -> bool:
+        """What the stage's thread does: begin with a batch, or come to the end of one."""
+        stage, batch = self.epoch.stage, self.staging
+        assert stage is not None
+        if batch is None:
+            self.staging = stage.next(self.epoch.ahead_of)
+            return self.staging is not None
+        self.staging = None
+        stage.done(batch, 8)
+        self.epoch.staged(batch, stage.work(batch, batch.take_content()), None)
+        return True
+
     def pop(self) -> bool:
         batch = self.epoch.pop()
         if batch is None:
@@ -95,6 +111,7 @@ class Hand:
         st.tuples(st.integers(1, 3), st.none()), st.tuples(st.none(), st.integers(1, 8))
     ),
     seed=st.integers(0, 2**32),
+    stage=st.sampled_from([0, 0, None, 1, 2, 3]),
 )
 def test_every_interleaving(
     sizes: list[int],
@@ -102,18 +119,28 @@ def test_every_interleaving(
     in_order: bool,
     bound: tuple[int | None, int | None],
     seed: int,
+    stage: int | None,
 ) -> None:
+    """`stage`: batches that the stage may have done, 0: there is none."""
     choices = random.Random(seed)
     ahead, window = bound
     epoch = epoch_over(len(sizes), batch_size, in_order, ahead, window)
     hand = Hand(epoch, sizes, batch_size)
+    if stage != 0:
+        epoch.stage = Stage(lambda batch, content: [*content], stage, lambda: None)
     while not epoch.finished:
         steps: list[Any] = [hand.claim, hand.pop]
         if hand.reading:
             steps.append(lambda: hand.read(choices.randrange(len(hand.reading))))
         if hand.collating:
             steps.append(lambda: hand.collate(choices.randrange(len(hand.collating))))
-        if len(steps) == 2 and not hand.claim():
+        if epoch.stage is not None:
+            steps += [hand.work] * 2
+            # The batch that is due comes in beyond the bound.
+            assert stage is None or epoch.stage.begun <= stage + 1
+            if not (hand.reading or hand.collating) and hand.work():
+                continue
+        if not (hand.reading or hand.collating) and not hand.claim():
             # Nothing is being done and nothing more can be: what is due must be there.
             assert hand.pop(), "deadlock"
             continue

@@ -30,10 +30,6 @@ _RISE = 0.1
 CHEAP = 1e-3
 
 
-#: Told of a batch that was finished in this process: its content, or the failure.
-Done = Callable[[Batch, Any, Any], None]
-
-
 @dataclass(frozen=True)
 class Context:
     """What the workers have to know of one epoch."""
@@ -43,23 +39,6 @@ class Context:
     payload: Callable[[int], bytes]
     #: Tells the workers that nobody waits for this epoch any more. Waits for nothing.
     abandon: Callable[[int], None]
-    #: Has a batch that has come from a worker finished elsewhere; None: it is as it should be.
-    #: Waits for nothing.
-    finish: Callable[[Batch, Any, Done], None] | None = None
-
-    def finished(self, batch: Batch, content: Any, failure: Any, sync: Sync, done: Done) -> None:
-        """A worker has collated `batch`: `done` is told of it under the lock, now, as the caller
-        holds it, or when it is finished elsewhere."""
-        if self.finish is None or failure is not None or batch.void:
-            done(batch, content, failure)
-            return
-
-        def pass_on(batch: Batch, content: Any, failure: Any) -> None:
-            with sync.lock:
-                done(batch, content, failure)
-            sync.due.ring()
-
-        self.finish(batch, content, pass_on)
 
 
 class RemoteMapEpoch(MapEpoch):
@@ -142,8 +121,7 @@ class RemoteMapEpoch(MapEpoch):
         if content is not None and not self._together:
             self._travel.collated(len(batch.indices), content.nbytes)
             self._see_whether_travel_pays()
-        if not self.abandoned:
-            self.context.finished(batch, content, failure, self.sync, super().collated)
+        super().collated(batch, content, failure)
 
     def abandon(self) -> Sequence[Job]:
         self.context.abandon(self.context.number)

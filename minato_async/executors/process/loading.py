@@ -27,7 +27,6 @@ from minato_async.executors.process.executor import ProcessExecutor
 from minato_async.executors.process.fork_server import ForkServer, fork_from_here
 from minato_async.executors.process.fresh_fork_server import start_afresh
 from minato_async.executors.process.map_epoch import ProcessMapEpoch
-from minato_async.executors.process.pinning import PinThread
 from minato_async.executors.process.progress import Status
 from minato_async.executors.process.sharded_epoch import RemoteShardedEpoch
 from minato_async.executors.process.transport.failures import unpacked
@@ -38,7 +37,7 @@ from minato_async.executors.process.worker_main import Desk, Plan, Runner, prepa
 from minato_async.executors.process.worker_samples import EpochPayload
 from minato_async.options import Options, start_method
 from minato_async.sample.autocast import Autocast
-from minato_async.sample.map_recipe import MapRecipe, finisher, pins_memory
+from minato_async.sample.map_recipe import MapRecipe
 from minato_async.sample.openmp import find_libraries
 from minato_async.scheduling.threshold import Threshold
 from minato_async.shards.epoch import Shard, ShardRecipe
@@ -78,15 +77,11 @@ class RemoteLoading:
         self._window = options.window
         #: The worker that has opened each shard.
         self._homes: dict[int, Worker] = {}
-        #: What copies batches to pinned memory, where that is wanted.
-        self._pins = PinThread(finisher(loader)) if pins_memory(loader) else None
         self._changes = Changes(loader.dataset)
 
     def new_executor(
         self, source: RemoteJobSource, on_all_ended: Callable[[], None]
     ) -> ProcessExecutor:
-        if self._pins is not None:
-            on_all_ended = partial(self._pins.end, on_all_ended)
         return ProcessExecutor(source, on_all_ended, self._fork_server, self._memory)
 
     def map_epoch(
@@ -126,11 +121,11 @@ class RemoteLoading:
             grad, autocast = torch.is_grad_enabled(), Autocast.of_this_thread()
             changes = self._changes.before(number, loader.dataset)
             payload = _Payload(EpochPayload(seeds, grad, autocast, changes, pipe_seed))
-        finish = None if self._pins is None else self._pins.put
-        return Context(number, payload, _Abandon(self._memory), finish)
+        return Context(number, payload, _Abandon(self._memory))
 
-    def receive(self, content: Any) -> Any:
-        """A batch, unpacked, in the consumer's thread: unpacking runs code of the user's."""
+    @staticmethod
+    def receive(content: Any) -> Any:
+        """A batch, unpacked. Not on the event loop: unpacking runs code of the user's."""
         if not isinstance(content, Packed):
             return content
         try:

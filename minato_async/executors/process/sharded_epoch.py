@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from minato_async.engine.batch import Batch
 from minato_async.engine.loading import Sync
 from minato_async.engine.protocols import Job, Progress, Worker
 from minato_async.engine.unwatched_job import UnwatchedJob
@@ -92,10 +91,6 @@ class RemoteShardedEpoch(ShardedEpoch):
                 self._homes[source.shard.number] = worker
                 return RemoteReadJob(source, self)
         return self.unfinished.popleft() if self.unfinished else None
-
-    def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
-        if not self.abandoned:
-            self.context.finished(batch, content, failure, self.sync, super().collated)
 
     def finish_later(self, job: RemoteFinishJob) -> None:
         self.unfinished.append(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from minato_async.checkpoint import SampleCancelled
 from minato_async.engine.protocols import JobSource, Worker, worker_name
+from minato_async.lifecycle.interrupt import interrupt
 
 
 class ThreadWorker:
@@ -164,12 +164,8 @@ class ThreadExecutor:
         Code that does not come back to Python (a sleep, a long operator) is not interrupted
         before it returns.
         """
-        set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
         for worker in self._running():
-            if worker.thread.ident is not None:
-                set_exception(
-                    ctypes.c_ulong(worker.thread.ident), ctypes.py_object(SampleCancelled)
-                )
+            interrupt(worker.thread)
 
     def _main(self, worker: ThreadWorker) -> None:
         try:

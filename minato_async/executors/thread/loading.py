@@ -51,7 +51,8 @@ class ThreadLoading:
     ) -> Callable[[Sync], Loading]:
         return partial(IterableEpoch, shards, recipe, keeps_order, ahead, self._window)
 
-    def receive(self, content: Any) -> Any:
+    @staticmethod
+    def receive(content: Any) -> Any:
         return content
 
     def received(self, stats: Stats) -> Stats:

@@ -1,4 +1,4 @@
-"""`pin_memory` on worker processes: by a thread of the parent that is not the consumer's."""
+"""`pin_memory`: by a thread that is neither a worker's nor the consumer's, on whatever executor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from tests.lifetime.support import all_ours_end
-from tests.processes.support import Made, processes
+from minato_async import MinatoLoader
+from tests.cases.support import Made, Turnstile
+from tests.lifetime.support import all_ours_end, eventually, wait_for_end
 from tests.semantics.support import iterating, outcomes
 
 PARENT = os.getpid()
+
+pytestmark = pytest.mark.usefixtures("executor")
+
+
+def workers(dataset: Any, *args: Any, **options: Any) -> Any:
+    own = {"num_workers": 2, "in_order": True, "pin_memory": True}
+    return MinatoLoader(dataset, *args, **(own | options))
 
 
 @pytest.fixture(autouse=True)
@@ -47,26 +55,25 @@ class Numbers(IterableDataset[int]):
 @pytest.mark.parametrize("dataset", [Made(8), Numbers()], ids=["map", "iterable"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_pinned_off_the_consumers_thread(dataset: Any, persistent: bool) -> None:
-    loader = processes(
+    loader = workers(
         dataset,
         2,
         num_workers=1,
         collate_fn=Batch,
-        pin_memory=True,
         persistent_workers=persistent,
     )
     with iterating(loader):
         for _ in range(2):
             first, error, *rest = outcomes(iter(loader))
             assert [batch.samples for batch in (first, *rest)] == [[0, 1], [4, 5], [6, 7]]
-            assert {batch.by for batch in (first, *rest)} == {"minato-pin"}
+            assert {batch.by for batch in (first, *rest)} == {"minato-stage"}
             assert type(error) is MemoryError
             assert "[2, 3]" in error.__notes__[0]
 
 
 def test_nothing_is_pinned_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    loader = processes(Made(4), 2, collate_fn=Batch, pin_memory=True)
+    loader = workers(Made(4), 2, collate_fn=Batch)
     with pytest.warns(UserWarning, match="no accelerator is found"):
         assert {batch.by for batch in loader} == {None}
 
@@ -77,12 +84,12 @@ def test_thread_that_cannot_be_started_is_told_of_and_not_waited_for(
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
-        if self.name == "minato-pin":
+        if self.name == "minato-stage":
             raise RuntimeError("can't start new thread")
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with iterating(processes(Made(8), 2, collate_fn=Batch, pin_memory=True)) as iterator:
+    with iterating(workers(Made(8), 2, collate_fn=Batch)) as iterator:
         with pytest.raises(RuntimeError, match="engine has failed") as caught:
             next(iterator)
         assert str(caught.value.__cause__) == "can't start new thread"
@@ -96,14 +103,45 @@ inside, go_on = threading.Event(), threading.Event()
 class Slow(Batch):
     def pin_memory(self) -> Batch:
         inside.set()
-        go_on.wait(20)
+        assert go_on.wait(60)
         return self
 
 
 def test_dropped_while_a_batch_is_being_pinned() -> None:
-    iterator = iter(processes(Made(8), 2, collate_fn=Slow, pin_memory=True))
-    began = inside.wait(20)
-    iterator.close()
+    inside.clear()
+    go_on.clear()
+    iterator = iter(workers(Made(8), 2, collate_fn=Slow))
+    began = inside.wait(60)
+    stage = next(t for t in threading.enumerate() if t.name == "minato-stage")
+    iterator._engine.close_soon()
+    # Nobody waits for the workers any more; only what is being pinned comes to its end.
+    assert eventually(lambda: iterator._engine._workers_ended.is_set())
+    assert stage.is_alive()
     go_on.set()
-    # That the thread ends is seen by what looks after every test.
+    wait_for_end([stage])
+    with pytest.raises(StopIteration):
+        next(iterator)
     assert began
+
+
+def test_the_due_batch_is_pinned_though_later_ones_are_there(executor: str) -> None:
+    """In order, with the first batch the last to be collated: the others are pinned meanwhile."""
+    turnstile = Turnstile()
+
+    def make(index: int) -> int:
+        if index == 0:
+            turnstile.hold()
+        return index
+
+    loader = workers(Made(16, make), 2, collate_fn=Batch)
+    with iterating(loader):
+        iterator = iter(loader)
+        turnstile.wait_for(1)
+        pinned = iterator._epoch.stage
+        assert eventually(lambda: pinned.begun == 3 and not pinned.pending)
+        assert iterator.stats.in_stage == 3
+        turnstile.let_go()
+        assert next(iterator).samples == [0, 1]
+        with pytest.raises(MemoryError):
+            next(iterator)
+        assert [batch.samples[0] for batch in iterator] == [4, 6, 8, 10, 12, 14]

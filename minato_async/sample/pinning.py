@@ -1,0 +1,24 @@
+"""Pinned memory: from where an accelerator copies while the program goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+
+def pins_memory(loader: DataLoader[Any]) -> bool:
+    """Whether batches are copied to pinned memory: only an accelerator has a use for it, and
+    torch cannot do it for MPS."""
+    if not loader.pin_memory or not torch.accelerator.is_available():
+        return False
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is None or accelerator.type != "mps"
+
+
+def pin(batch: Any) -> Any:
+    """`batch` with its tensors in pinned memory; what has a `pin_memory` says itself how."""
+    accelerator = torch.accelerator.current_accelerator()
+    return pin_memory(batch, accelerator and accelerator.type)  # type: ignore[no-untyped-call]
