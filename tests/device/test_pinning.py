@@ -116,6 +116,8 @@ def test_dropped_while_a_batch_is_being_pinned() -> None:
     iterator._engine.close_soon()
     # Nobody waits for the workers any more; only what is being pinned comes to its end.
     assert eventually(lambda: iterator._engine._workers_ended.is_set())
+    # The engine is not over before its threads are: with 0.1 s for one that has said so.
+    assert not iterator._engine.join(0.3)
     assert stage.is_alive()
     go_on.set()
     wait_for_end([stage])
