@@ -26,7 +26,7 @@ class Hand:
 
     def settle(self, claim: Claim) -> list[Batch]:
         samples = list(claim.block.indices[claim.start : claim.stop])
-        self.epoch.observe([1e-6], len(samples))
+        self.epoch.observe(claim.block, claim.start, [1e-6], len(samples))
         return self.epoch.settle(claim.block, claim.start, samples)
 
     def settle_all(self) -> list[Batch]:
