@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from minato_async.iteration.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iteration.iterators import LoaderIterator, MapIterator, SerialMapIterator
+from minato_async.iteration.per_device import DeviceIterator, share_out
 from minato_async.options import check_options
 from minato_async.replicas.pool import ReplicaPool
 from minato_async.sample.pinning import pins_memory
@@ -227,6 +229,22 @@ class MinatoLoader(DataLoader[T_co]):
         # A snapshot of it can be asked for as long as it lives; it is not kept for that.
         self._latest, self._last_stats = weakref.ref(iterator), Stats()
         return iterator
+
+    def per_device(self, devices: Sequence[str | torch.device]) -> tuple[DeviceIterator, ...]:
+        """Begin one pass for several devices: an iterator for each, fed by the same workers.
+
+        Each batch goes to one of them. In order, batch i is for device i modulo their number;
+        otherwise whoever asks first gets what is ready. Each has a window of its own, so many
+        batches as a loader for it alone would draw ahead; `max_queue_size` bounds all together.
+
+        Args:
+            devices: such as `["cuda:0", "cuda:1"]`.
+
+        Raises:
+            TypeError: for an iterable dataset.
+            ValueError: without workers, without devices, or with `max_displacement`.
+        """
+        return share_out(self, devices)
 
     @property
     def stats(self) -> Stats:

@@ -14,6 +14,7 @@ class Batch:
     """
 
     __slots__ = (
+        "consumer",
         "content",
         "failed_row",
         "failure",
@@ -59,6 +60,8 @@ class Batch:
         self.number: int | None = None
         #: As its block's.
         self.owner: int | None = None
+        #: Which of several consumers it is for; None: for whoever asks.
+        self.consumer: int | None = None
 
     def put(self, row: int, samples: list[Any]) -> None:
         """Fill the places from `row` on. The list is the batch's own from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from time import monotonic
 
@@ -24,6 +25,8 @@ class Delivery:
         self._by_position = by_position
         self.displacement = Displacement(max_displacement)
         self._queue: deque[Batch] = deque()
+        #: Of several consumers, those that will not ask again.
+        self.gone: set[int] = set()
         #: Complete, and to come after all others.
         self.held: list[Batch] = []
         self._due = due
@@ -43,7 +46,7 @@ class Delivery:
         batch.ready = True
         if not self._by_position:
             self._queue.append(batch)
-        if self._queue[0].ready:
+        if self._queue[0].ready or batch.consumer is not None:
             self.wake()
         elif self._waiting:
             self._begin_hold_up()
@@ -81,14 +84,16 @@ class Delivery:
         as far as that is certain: 0 if it is due. `under_way`: how many others are about to become
         ready, or are."""
         if self._by_position:
-            return self._queue.index(batch)
+            before = itertools.takewhile(lambda other: other is not batch, self._queue)
+            return sum(other.consumer == batch.consumer for other in before)
         if self.displacement.waits_for(batch.number):
             return 0
         return under_way - len(self.held)  # those come after it
 
-    def pop(self) -> Batch | None:
-        """The batch whose turn it is, or None if it is not ready."""
-        batch = self._next()
+    def pop(self, consumer: int | None = None) -> Batch | None:
+        """The batch whose turn it is, or None if it is not ready; with several consumers, of
+        those that are for this one, for anybody, or for one that is gone."""
+        batch = self._next() if consumer is None else self._next_for(consumer)
         if batch is None:
             return None
         self._queue.remove(batch)  # the first, but for those that it overtakes
@@ -107,6 +112,16 @@ class Delivery:
             return first
         # Whatever is held back waits for a batch that has its samples and is about to come.
         return next((batch for batch in queue if may_go(batch.number)), None)
+
+    def _next_for(self, consumer: int) -> Batch | None:
+        for batch in self._queue:
+            if batch.ready and batch.consumer in self.gone:
+                return batch
+        if not self._by_position:
+            meant = (consumer, None)
+            return next((b for b in self._queue if b.consumer in meant), None)
+        own = next((batch for batch in self._queue if batch.consumer == consumer), None)
+        return own if own is not None and own.ready else None
 
     def add_waiter(self, bell: Ringable) -> None:
         """Ring `bell` once there may be something new."""

@@ -342,8 +342,23 @@ class Engine:
             self._wake_for(epoch)
         self._released()
 
-    def next_batch(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
-        """Wait for the next batch; None at the end of the epoch.
+    def leave_soon(self, epoch: MapEpoch, consumer: int) -> None:
+        """One of several consumers will not ask again. Waits for nothing and takes no lock:
+        finalizers may call it."""
+
+        def leave() -> None:
+            with self._lock:
+                epoch.leave(consumer)
+            self._due.ring()
+
+        if self._getpid() == self._pid:
+            self._loop.send(leave)
+
+    def next_batch(
+        self, epoch: Loading, timeout: float | None = None, consumer: int | None = None
+    ) -> Batch | None:
+        """Wait for the next batch; None at the end of the epoch. `consumer`: which of several
+        consumers asks.
 
         It wakes nobody to load others: `draw` or `proceed` is to follow. A worker that was woken
         here would be after the lock when the consumer needs it again to draw.
@@ -353,10 +368,10 @@ class Engine:
         began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
-            batch, waits = self._pop(epoch, began)
+            batch, waits = self._pop(epoch, began, consumer)
             if waits:
                 bell = Bell()
-                batch, waits = self._pop(epoch, began, bell)
+                batch, waits = self._pop(epoch, began, consumer, bell)
             if not waits:
                 if self._advice:
                     self._give_advice()
@@ -367,16 +382,18 @@ class Engine:
                 if deadline is not None and monotonic() >= deadline:
                     raise self._timed_out(timeout)
 
-    async def next_batch_async(self, epoch: Loading, timeout: float | None = None) -> Batch | None:
+    async def next_batch_async(
+        self, epoch: Loading, timeout: float | None = None, consumer: int | None = None
+    ) -> Batch | None:
         """As `next_batch`, for a coroutine. A batch is taken only after the wait is over, by
         code that cannot be cancelled: so a cancelled call loses none."""
         began = monotonic()
         deadline = None if timeout is None else began + timeout
         while True:
-            batch, waits = self._pop(epoch, began)
+            batch, waits = self._pop(epoch, began, consumer)
             if waits:
                 bell = AsyncBell()
-                batch, waits = self._pop(epoch, began, bell)
+                batch, waits = self._pop(epoch, began, consumer, bell)
             if not waits:
                 if self._advice:
                     self._give_advice()
@@ -413,7 +430,11 @@ class Engine:
         return RuntimeError(f"DataLoader timed out after {timeout} seconds. Running: {doing}")
 
     def _pop(
-        self, epoch: Loading, began: float, bell: Ringable | None = None
+        self,
+        epoch: Loading,
+        began: float,
+        consumer: int | None,
+        bell: Ringable | None = None,
     ) -> tuple[Batch | None, bool]:
         """The next batch if there is one, and whether it is to be waited for: then `bell` rings
         when it is worth asking again. The consumer has waited since `began`."""
@@ -421,8 +442,8 @@ class Engine:
             broken, consumption = self._broken, self._consumption
             if broken is None:
                 try:
-                    batch = epoch.pop()
-                    ended = epoch.finished
+                    batch = epoch.pop(consumer)
+                    ended = epoch.finished_for(consumer)
                     if batch is not None:
                         consumption.delivered += not batch.void
                         consumption.data_wait += monotonic() - began

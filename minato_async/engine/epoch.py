@@ -35,6 +35,8 @@ class Order:
     max_displacement: int | None = None
     #: Order is kept for the sake of reproducibility alone: it is random anyway.
     optional: bool = False
+    #: Several consumers share the batches, each has batches of its own.
+    consumers: int = 1
     #: So many workers make whole batches in turn, each its own; None: whoever comes loads what is
     #: next. Only as drawn.
     workers: int | None = None
@@ -50,6 +52,11 @@ class Epoch:
         self._as_drawn, self._drop_last = order.as_drawn, order.drop_last
         self._due = due
         self._by_position = order.by_position
+        self._consumers = order.consumers
+        self._batches_drawn = 0
+        #: For each of several consumers, what is meant for it and not delivered: batches where
+        #: these are as drawn, else samples.
+        self._meant_for = [0] * order.consumers
         #: Where batches are as drawn, the last one that was drawn.
         self._latest: Batch | None = None
         bound = sys.maxsize if window is None else window
@@ -95,7 +102,10 @@ class Epoch:
         self._latest = self._builder.expect(block)
         if self._latest is not None:
             self._latest.owner = block.owner
+            if self._by_position and self._consumers > 1:
+                self._mean(self._latest, self._batches_drawn % self._consumers)
             self.delivery.expect(self._latest)
+        self._batches_drawn += 1
         return block
 
     def end_draw(self) -> None:
@@ -113,12 +123,31 @@ class Epoch:
         # part of a batch is none: it may need the next one to be drawn.
         return self.feed.outstanding // self._batch_size
 
-    def pop(self) -> Batch | None:
-        """The next batch to deliver, or None if it is not ready. A void one is for nobody, but
-        makes room for others to be drawn."""
-        batch = self.delivery.pop()
+    def _mean(self, batch: Batch, consumer: int) -> None:
+        """`batch` is for this one of several consumers."""
+        batch.consumer = consumer
+        self._meant_for[consumer] += self._weight(batch)
+
+    def _weight(self, batch: Batch) -> int:
+        # A batch as drawn may become shorter, and may be empty; another is complete.
+        return 1 if self._as_drawn else batch.size * batch.unit
+
+    def leave(self, consumer: int) -> None:
+        """This one of several consumers will not ask again: what is meant for it is dropped."""
+        self.delivery.gone.add(consumer)
+        self.delivery.wake()
+
+    def pop(self, consumer: int | None = None) -> Batch | None:
+        """The next batch to deliver, to this one of several consumers, or None if it is not ready.
+        A void one is for nobody, but makes room for others to be drawn."""
+        batch = self.delivery.pop(consumer)
         if batch is not None:
             unit = batch.unit
+            if batch.consumer is not None:
+                self._meant_for[batch.consumer] -= self._weight(batch)
+                if batch.consumer in self.delivery.gone:
+                    self._due.drop(batch.take_content(), batch.take_failure())
+                    batch.void = True
             if self.stage is not None:
                 self.stage.taken(batch)
             if batch.lost:
@@ -137,6 +166,14 @@ class Epoch:
         # Empty batches have no samples that are outstanding, but are drawn and delivered.
         left = self._batches_ahead if self._as_drawn else self.feed.outstanding
         return self.abandoned or not left
+
+    def finished_for(self, consumer: int | None) -> bool:
+        """As `finished`, for one of several consumers: what is left is for others."""
+        if consumer is None or not self.feed.drawn_all:
+            return self.finished
+        left = self._batches_ahead if self._as_drawn else self.feed.outstanding
+        others = sum(self._meant_for) - self._meant_for[consumer]
+        return self.abandoned or left <= others
 
     # What workers do
 
@@ -325,7 +362,7 @@ class Epoch:
     def _comes_last(self, batch: Batch) -> bool:
         """Whether `batch` is the short one at the end of the epoch: metrics take what comes last
         for the short one. As drawn, it may turn out later that it was not the last."""
-        if self._by_position or batch.void or not batch.size:
+        if self._by_position or batch.void or not batch.size or self._consumers > 1:
             return False
         short = batch.size * batch.unit < self._batch_size
         return short and (batch is self._latest or not self._as_drawn)

@@ -32,11 +32,11 @@ class EventLoopThread:
         with above_standard():
             self._loop = new_event_loop()
         self._stop = asyncio.Event()
-        # `stop_soon` runs inside finalizers, which the collector may start in any thread at any
+        # `send` runs inside finalizers, which the collector may start in any thread at any
         # allocation, and in the main thread Ctrl-C may end it anywhere. So it waits for nothing,
         # holds nothing, and may be called again until it has succeeded.
         self._stop_sent = False
-        #: One entry for each thread that is inside `stop_soon`.
+        #: One entry for each thread that is inside `send`.
         self._senders: deque[None] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -51,13 +51,16 @@ class EventLoopThread:
 
     def stop_soon(self) -> None:
         """Ask `main` to end, without waiting. Any thread, any number of times, finalizers too."""
-        if self._stop_sent:
-            return
+        if not self._stop_sent:
+            self.send(self._stop.set)
+            self._stop_sent = True
+
+    def send(self, callback: Callable[[], object]) -> None:
+        """As `call_soon`, also when `main` may have returned, and for finalizers."""
         self._senders.append(None)
         try:
             if not self._closing:
-                self._loop.call_soon_threadsafe(self._stop.set)
-            self._stop_sent = True
+                self._loop.call_soon_threadsafe(callback)
         finally:
             self._senders.pop()
 

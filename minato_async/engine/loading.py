@@ -101,8 +101,12 @@ class Loading(Protocol):
     def worker_ended(self, worker: Worker, how: str) -> None:
         """`worker`, a process, has ended: `how` says why."""
 
-    def pop(self) -> Batch | None:
-        """The next batch to deliver, or None if it is not ready."""
+    def pop(self, consumer: int | None = None) -> Batch | None:
+        """The next batch to deliver, or None if it is not ready. `consumer`: which of several
+        asks."""
+
+    def finished_for(self, consumer: int | None) -> bool:
+        """No batch will come any more for this one of several consumers."""
 
     def abandon(self) -> Sequence[Job]:
         """Nobody will ask for more: drop what is loaded, wake whoever waits.

@@ -6,6 +6,8 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
@@ -68,6 +70,10 @@ def code_of(loader: DataLoader[Any]) -> Code:
         options.on_error,
     )
 
+
+#: How many consumers share the batches of an epoch that begins. In a context, for the iterator may
+#: be asked for by way of a wrapper that a library has put around it.
+consumers: ContextVar[int] = ContextVar("consumers", default=1)
 
 #: Stands for a sample that `on_error="skip"` leaves out.
 _SKIPPED = object()
@@ -353,12 +359,13 @@ class EngineIterator(LoaderIterator):
 
     # Consumers
 
-    def _next_data(self) -> Any:
+    def _next_data(self, consumer: int | None = None) -> Any:
+        """The next batch, for this one of several consumers, or for the only one."""
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
         engine.check_process()
         self._make_up()
-        while (batch := engine.next_batch(epoch, timeout)) is not None and batch.void:
+        while (batch := engine.next_batch(epoch, timeout, consumer)) is not None and batch.void:
             self._draw()
         if batch is None:
             ends, errors = self._let_go(), self._take_draw_errors()
@@ -374,11 +381,14 @@ class EngineIterator(LoaderIterator):
         del self, epoch, engine
         raise_failure(batch)
 
-    async def _next_data_async(self) -> Any:
+    async def _next_data_async(self, consumer: int | None = None) -> Any:
         epoch = self._epoch
         engine, timeout = self._engine, self._options.timeout
         engine.check_process()
-        while (batch := await engine.next_batch_async(epoch, timeout)) is not None and batch.void:
+        while True:
+            batch = await engine.next_batch_async(epoch, timeout, consumer)
+            if batch is None or not batch.void:
+                break
             self._draw()
         if batch is None:
             self._let_go()
@@ -395,6 +405,8 @@ class EngineIterator(LoaderIterator):
 
     def _let_go(self) -> bool:
         """At the end of an epoch: whether the engine is on its way to its end too."""
+        if not self._epoch.finished:
+            return False  # there is something left for other consumers
         if not self._persistent:
             if (loader := self._loader()) is not None:
                 owner(loader)._keep_stats(self)
@@ -430,6 +442,11 @@ class MapIterator(EngineIterator):
 
     _epoch: MapEpoch
 
+    def leave_soon(self, epoch: weakref.ref[MapEpoch], consumer: int | None) -> None:
+        """One of several consumers of `epoch` is gone: see `Engine.leave_soon`."""
+        if consumer is not None and self._epoch is epoch():
+            self._engine.leave_soon(self._epoch, consumer)
+
     def _begin(self, loader: DataLoader[Any]) -> None:
         # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
         # In a forked child it may be one that nobody will release: there is another then.
@@ -456,14 +473,16 @@ class MapIterator(EngineIterator):
         self._batch_is_ticket = recipe.batch_is_ticket
         counts = self._options.isolated and may_repeat(loader)
         self._repeats = RepeatCounter() if counts else None
-        order = choose_order(loader, given.in_order)
+        shared_by = consumers.get()
+        order = replace(choose_order(loader, given.in_order), consumers=shared_by)
         threshold = self._threshold(loader)
         if first:
             self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
         start = self._side.map_epoch(loader, recipe, order, threshold)
         self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
         #: Batches to draw ahead; None: as many as the window holds.
-        self._most_ahead = self._options.batches_ahead
+        ahead = self._options.batches_ahead
+        self._most_ahead = None if ahead is None else ahead * shared_by
         self._drawn_all = False
         #: What the sampler raised, if it did: to be raised after all that it drew before.
         self._draw_errors: list[BaseException] = []

@@ -196,7 +196,10 @@ class ShardedEpoch:
         most = min(self._ahead, self._window) * len(self._passes)
         return self.delivery.ready + pending, most
 
-    def pop(self) -> Batch | None:
+    def finished_for(self, consumer: int | None) -> bool:
+        return self.finished
+
+    def pop(self, consumer: int | None = None) -> Batch | None:
         batch = self.delivery.pop()
         if batch is not None:
             assert isinstance(batch, ShardBatch)
