@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from minato_async.engine.recorder import Recorder
 from minato_async.iteration.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iteration.iterators import LoaderIterator, MapIterator, SerialMapIterator
 from minato_async.iteration.per_device import DeviceIterator, share_out
@@ -192,6 +193,9 @@ class MinatoLoader(DataLoader[T_co]):
         self._last_stats = Stats()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams(torch=num_workers == 0 or options.executor == "thread")
+
+    #: Who is told what becomes of samples, if anybody is. Set before workers start.
+    _recorder: Recorder | None = None
 
     def _count_epoch(self) -> int:
         """The number of this `iter()` call, from 0."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from minato_async.engine.recorder import Recorder
 from minato_async.lifecycle.gil_watch import gil_is_on
 from minato_async.scheduling.cpus import cpu_share
 from minato_async.scheduling.schedulers import WorkerScheduler
@@ -67,6 +68,8 @@ class Options:
     executor: str
     #: Samples are watched for changes of shared data.
     check: bool
+    #: Who is told what becomes of samples, if anybody is.
+    recorder: Recorder | None = None
 
 
 def check_options(loader: DataLoader[Any]) -> Options:
@@ -159,6 +162,7 @@ def check_options(loader: DataLoader[Any]) -> Options:
         max_workers=_most_workers(given),
         executor=_chosen_executor(given),
         check=given.check,
+        recorder=getattr(given, "_recorder", None),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from threading import RLock
 
+from minato_async.engine.counts import Counts
 from minato_async.engine.deadline_watch import DeadlineWatch
 from minato_async.engine.loading import Loading
 from minato_async.engine.protocols import Worker
@@ -23,22 +23,6 @@ from minato_async.scheduling.schedulers import MEASURED, Reading, WorkerSchedule
 
 #: Seconds between two looks for advice.
 _ADVICE_INTERVAL = 0.5
-
-
-@dataclass
-class Consumption:
-    """What the consumer has taken of the epoch, and waited for. The engine's lock guards it."""
-
-    #: Batches that it took.
-    delivered: int = 0
-    #: Seconds that it waited for those inside `next()`.
-    data_wait: float = 0.0
-    #: `time.monotonic()` since when it waits for the next one; None: it does not.
-    waits_since: float | None = None
-
-    def waited(self, now: float) -> float:
-        """Seconds until `now`, those included that it has waited in vain so far."""
-        return self.data_wait + (0.0 if self.waits_since is None else now - self.waits_since)
 
 
 class Coordinator:
@@ -164,7 +148,7 @@ class Coordinator:
         self._busy = self._slots.busy_seconds(now)
         self._finished = loading.finished_samples
 
-    def advise(self, loading: Loading, consumption: Consumption) -> Sequence[Advice]:
+    def advise(self, loading: Loading, counts: Counts) -> Sequence[Advice]:
         """What the user could change, if it is time to say so. Called after `tick`."""
         now = time.monotonic()
         if now - self._advised < _ADVICE_INTERVAL:
@@ -175,8 +159,8 @@ class Coordinator:
             temp_queue, in_flight, threshold = loading.backlog
             observation = Observation(
                 now=now,
-                data_wait=consumption.waited(now),
-                delivered=consumption.delivered,
+                data_wait=counts.waited(now),
+                delivered=counts.delivered,
                 workers=slots.wanted,
                 most=slots.most,
                 active=slots.active,

@@ -34,7 +34,6 @@ class DeadlineWatch:
         self._sample_timeout = sample_timeout
         #: CPU seconds of suspects at the last look, and when it was.
         self._clocks: dict[str, tuple[float, float]] = {}
-        self.handed_off = 0
         #: Seconds until the next look is due.
         self.next_look = _LATEST
 
@@ -91,7 +90,6 @@ class DeadlineWatch:
             elif slots.cores_idle or self._waits(name, clocks):
                 if entry.job.hand_off():
                     slots.hand_off(entry)
-                    self.handed_off += 1
                 else:
                     self.next_look = _EARLIEST
         self._clocks = clocks

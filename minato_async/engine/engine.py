@@ -15,7 +15,8 @@ from typing import NoReturn, TypeVar
 
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import AsyncBell, Bell, DueBells
-from minato_async.engine.coordinator import Consumption, Coordinator
+from minato_async.engine.coordinator import Coordinator
+from minato_async.engine.counts import Counts
 from minato_async.engine.deadline_watch import DeadlineWatch
 from minato_async.engine.event_loop import EventLoopThread
 from minato_async.engine.loading import Loading, Sync
@@ -28,6 +29,7 @@ from minato_async.engine.protocols import (
     Ringable,
     Worker,
 )
+from minato_async.engine.recorder import Both, Recorder
 from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
 from minato_async.engine.stage import Stage, StageThread, StageWork
@@ -75,6 +77,7 @@ class Engine:
         scheduler: WorkerScheduler,
         max_workers: int,
         sample_timeout: float | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         # Guards all that epochs hold and the fields below. Held for microseconds, never while
         # user code runs, which includes that nothing of the user's is freed or shown: see
@@ -97,7 +100,9 @@ class Engine:
         self._advice: deque[Advice] = deque()
         self._ticking = False
         self._started = self._epoch_began = monotonic()
-        self._consumption = Consumption()
+        #: What counts for `stats`, and whoever else is told what becomes of samples.
+        self._counts = Counts()
+        self._recorder = recorder
         self._closed = False
 
         self._pid = os.getpid()
@@ -180,7 +185,7 @@ class Engine:
                     self._ticking = False
                     return
             given_up = self._coordinator.tick(loading)
-            self._advice += self._coordinator.advise(loading, self._consumption)
+            self._advice += self._coordinator.advise(loading, self._counts)
             with self._lock:
                 if loading is self._loading:
                     self._wake_workers(loading.jobs_waiting)
@@ -266,9 +271,16 @@ class Engine:
     ) -> L:
         """Load what `start` makes; what is left of the epoch before is dropped. `work` is done with
         each batch before it is delivered, see `Stage`."""
+        counts, given = Counts(), self._recorder
         # Kept by the epoch alone, for it refers to this engine.
         sync = Sync(
-            self._lock, self._due, self._wake_workers, self._wake_for, self._slots, self._staff
+            self._lock,
+            self._due,
+            self._wake_workers,
+            self._wake_for,
+            self._slots,
+            self._staff,
+            counts if given is None else Both(counts, given),
         )
         loading = start(sync)
         with self._lock:
@@ -276,7 +288,7 @@ class Engine:
                 if work is not None and not self._closed:
                     loading.stage = Stage(work, bound, self._stage_thread_here().wake)
                 self._replace_loading(loading)
-                self._epoch_began, self._consumption = monotonic(), Consumption()
+                self._epoch_began, self._counts = monotonic(), counts
                 if self._closed:  # by another thread, just now
                     self._replace_loading(None)
             except BaseException as error:
@@ -405,7 +417,7 @@ class Engine:
             except TimeoutError:
                 raise self._timed_out(timeout) from None
             except BaseException:
-                self._consumption.waits_since = None
+                self._counts.waits_since = None
                 raise
 
     def _give_advice(self) -> None:
@@ -416,7 +428,7 @@ class Engine:
 
     def _timed_out(self, timeout: float | None) -> RuntimeError:
         with self._lock:
-            self._consumption.waits_since = None
+            self._counts.waits_since = None
             entries = list(self._slots.running.items())
         # To describe what they are in, they show the user's keys.
         now = monotonic()
@@ -439,19 +451,17 @@ class Engine:
         """The next batch if there is one, and whether it is to be waited for: then `bell` rings
         when it is worth asking again. The consumer has waited since `began`."""
         with self._lock:
-            broken, consumption = self._broken, self._consumption
+            broken = self._broken
             if broken is None:
                 try:
                     batch = epoch.pop(consumer)
                     ended = epoch.finished_for(consumer)
                     if batch is not None:
-                        consumption.delivered += not batch.void
-                        consumption.data_wait += monotonic() - began
-                        consumption.waits_since = None
+                        epoch.recorder.taken(batch, monotonic() - began)
                         if ended:
                             epoch.delivery.wake()  # other consumers wait for what will not come
                     elif not ended and bell is not None:
-                        consumption.waits_since = began
+                        self._counts.waits_since = began
                         epoch.delivery.add_waiter(bell)
                 except BaseException as error:
                     self._torn(error)
@@ -475,7 +485,8 @@ class Engine:
         self.check_process()
         with self._lock:
             stats, contents, slots = epoch.stats(), epoch.delivery.contents, self._slots
-            costs, coordinator, now = epoch.costs_so_far(), self._coordinator, monotonic()
+            costs, counts, now = epoch.costs_so_far(), self._counts, monotonic()
+            history = self._coordinator.history
             if (stage := epoch.stage) is not None:
                 stats = replace(stats, in_stage=stage.begun, in_stage_bytes=stage.nbytes)
             stats = replace(
@@ -483,12 +494,14 @@ class Engine:
                 workers=slots.wanted,
                 active=slots.active,
                 parked=slots.parked,
-                handed_off=coordinator.watch.handed_off,
-                delivered=self._consumption.delivered,
-                data_wait=self._consumption.data_wait,
+                diverted=counts.slow,
+                handed_off=counts.stuck,
+                failed=counts.failed,
+                delivered=counts.delivered,
+                data_wait=counts.data_wait,
                 seconds=now - self._epoch_began,
                 throughput=stats.finished / max(1e-9, now - self._epoch_began),
-                worker_history=tuple((t - self._started, n) for t, n in coordinator.history),
+                worker_history=tuple((t - self._started, n) for t, n in history),
             )
         threads = self._executor.size
         return replace(stats, steps=costs(), threads=threads, ready_bytes=nbytes(contents))

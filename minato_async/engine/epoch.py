@@ -14,9 +14,11 @@ from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
 from minato_async.engine.batch_builder import AsDrawn, BatchBuilder, ReadyFirst
 from minato_async.engine.bell import DueBells
+from minato_async.engine.counts import Counts
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.feed import Block, Claim, Feed
 from minato_async.engine.protocols import Job
+from minato_async.engine.recorder import Outcome, Recorder
 from minato_async.engine.stage import Stage
 from minato_async.scheduling.claim_size import ClaimSize
 
@@ -48,7 +50,13 @@ class Epoch:
     `window` bounds the samples claimed and not yet delivered; None: whatever is drawn.
     """
 
-    def __init__(self, order: Order, window: int | None, due: DueBells) -> None:
+    def __init__(
+        self, order: Order, window: int | None, due: DueBells, recorder: Recorder | None = None
+    ) -> None:
+        #: Who is told what becomes of samples.
+        self.recorder = recorder or Counts()
+        #: The same, if it is to be told of everything.
+        self.details = self.recorder if self.recorder.detailed else None
         self._as_drawn, self._drop_last = order.as_drawn, order.drop_last
         self._due = due
         self._by_position = order.by_position
@@ -73,8 +81,6 @@ class Epoch:
         #: Complete batches that no worker is collating yet: the next idle one does.
         self._left_over: list[Batch] = []
         self._batches_ahead = 0
-        #: Samples that failed, skipped ones included.
-        self.failed = 0
         self._batch_size = 1
         #: Batches that carry a failure and are not delivered.
         self._lost: list[Batch] = []
@@ -205,12 +211,14 @@ class Epoch:
         completed: list[Batch] = []
         count = len(samples)
         if count and self._decide(block, row, count):
+            self._finished(block, row, count)
             self._place(block, row, samples, completed)
         elif count:
             # Somebody has decided some of them: the others count.
             self._due.drop(samples)
             for number, sample in enumerate(samples):
                 if self._decide(block, row + number, 1):
+                    self._finished(block, row + number, 1)
                     self._place(block, row + number, [sample], completed)
         if self.feed.drawn_all:
             completed += self._complete_last()
@@ -233,6 +241,7 @@ class Epoch:
         must follow. None: the result came too late."""
         if not self._decide(block, row, 1):
             return None
+        self._finished(block, row, 1)
         batch, place, _ = self._builder.place(block, row, 1)[0]
         return batch, place
 
@@ -248,7 +257,7 @@ class Epoch:
             self._due.drop(error)
             return []
         self._unfilled -= 1
-        self.failed += 1
+        self.recorder.settled(block, (row,), Outcome.FAILED)
         before = None if block.batch is None else block.batch.failure
         batch = self._builder.fail(block, row, error)
         # What was finished of a lost batch is not kept: neither its memory nor its places. Nor is a
@@ -266,7 +275,7 @@ class Epoch:
         if not self._decide(block, row, 1):
             return []
         self._unfilled -= 1
-        self.failed += 1
+        self.recorder.settled(block, (row,), Outcome.SKIPPED)
         self.feed.leave_window(block, block.unit)
         batch = block.batch
         if batch is None:
@@ -285,7 +294,11 @@ class Epoch:
     def expire(self, block: Block, row: int) -> bool:
         """The ticket of `row` will be decided otherwise than by its result: what comes of it is
         dropped until it is reopened. False: it is decided already."""
-        return self._decide(block, row, 1)
+        if not self._decide(block, row, 1):
+            return False
+        if self.details is not None:
+            self.details.expired(block, row)
+        return True
 
     def reopen(self, block: Block, row: int) -> None:
         """The ticket of `row`, which has expired, can be decided."""
@@ -297,6 +310,11 @@ class Epoch:
             return False
         block.settled[row : row + count] = b"\x01" * count
         return True
+
+    def _finished(self, block: Block, row: int, count: int) -> None:
+        """The tickets from `row` on have just been decided: they became samples."""
+        if self.details is not None:
+            self.details.settled(block, range(row, row + count), Outcome.FINISHED)
 
     def _fill(
         self, block: Block, batch: Batch, place: int, samples: list[Any], completed: list[Batch]

@@ -20,6 +20,8 @@ class SampleJob:
     def __init__(self, epoch: MapEpoch, block: Block) -> None:
         self._epoch = epoch
         self._lock = epoch.sync.lock
+        #: Who is to be told of everything that becomes of samples.
+        self._details = epoch.details
         self._due = epoch.sync.due
         self.block = block
         #: The sample is known to be slow, and its worker counted in the slow lane.
@@ -38,6 +40,7 @@ class SampleJob:
         if row is None:
             return False
         self._become_slow(row)
+        self._epoch.recorder.handed_off(self.block, row)
         return True
 
     def expire(self, seconds: float) -> bool:

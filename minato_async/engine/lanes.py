@@ -61,7 +61,6 @@ class Lanes:
         self.temp_queue: deque[Sample | Parked] = deque()
         #: Workers running a sample that is known to be slow.
         self.slow_running = 0
-        self.diverted = 0
 
     def wants_worker(self, in_flight: int) -> bool:
         """Whether the next idle worker should serve the slow lane, though tickets wait too.
@@ -82,7 +81,6 @@ class Lanes:
 
     def divert(self, sample: Sample) -> None:
         """`sample` is slow: it waits for the slow lane, its worker is free."""
-        self.diverted += 1
         self.temp_queue.append(sample)
 
     def next_due(self) -> Sample | Parked | None:

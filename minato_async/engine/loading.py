@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
+from minato_async.engine.counts import Counts
 from minato_async.engine.delivery import Delivery
 from minato_async.engine.protocols import Job, Worker
+from minato_async.engine.recorder import Recorder
 from minato_async.engine.slots import Slots
 from minato_async.engine.stage import Stage
 from minato_async.stats import Stats, StepCosts
@@ -32,6 +34,8 @@ class Sync:
     slots: Slots
     #: Has the event loop start the threads that `slots` asks for.
     staff: Callable[[], None]
+    #: Who is told what becomes of samples: what counts for `stats`, at least.
+    recorder: Recorder = field(default_factory=Counts)
 
 
 class Loading(Protocol):
@@ -40,6 +44,10 @@ class Loading(Protocol):
     @property
     def delivery(self) -> Delivery:
         """The batch queue and the consumers waiting on it."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Who is told what becomes of its samples."""
 
     @property
     def finished(self) -> bool:

@@ -48,7 +48,7 @@ class MapEpoch(Epoch, ABC):
         threshold: Threshold,
         sync: Sync,
     ) -> None:
-        super().__init__(order, window, sync.due)
+        super().__init__(order, window, sync.due, sync.recorder)
         self.recipe = recipe
         self.sync = sync
         self.threshold = threshold
@@ -113,7 +113,7 @@ class MapEpoch(Epoch, ABC):
 
     def next_job(self, worker: Worker) -> Job | None:
         if self.assigned is not None:
-            return self._own_job(worker.number, self.assigned)
+            return self._own_job(worker, self.assigned)
         if self._left_over:
             return self._left_over_job()
         slots, lanes = self.sync.slots, self.lanes
@@ -124,11 +124,13 @@ class MapEpoch(Epoch, ABC):
             if entry is None:
                 claim = self.feed.claim(self._claim_size.next())
                 if claim is not None:
-                    return self._claim_job(claim)
+                    return self._claim_job(self._claimed(claim, worker))
                 if (entry := lanes.next_due()) is None:
                     return None
             sample = lanes.resume(entry)
             if sample is not None:
+                if self.details is not None:
+                    self.details.resumed(sample.block, sample.row, worker.name)
                 return self._slow_job(sample)
             if worker.shares and slots.runs_as(worker.number):
                 # The one that goes on has its number: another worker takes what there is.
@@ -147,22 +149,29 @@ class MapEpoch(Epoch, ABC):
             return None
         claim = self.feed.claim(self._claim_size.next())
         self.sync.wake_next(self)
+        return None if claim is None else self._claimed(claim, worker)
+
+    def _claimed(self, claim: Claim, worker: Worker) -> Claim:
+        """`claim`, which is `worker`'s from now on."""
+        if self.details is not None and claim.stop > claim.start:
+            self.details.claimed(claim.block, range(claim.start, claim.stop), worker.name)
         return claim
 
-    def _own_job(self, worker: int, assigned: AssignedFeed) -> Job | None:
+    def _own_job(self, worker: Worker, assigned: AssignedFeed) -> Job | None:
         """What is left to be done for the batch that this worker is making, or else its next."""
-        batch = next((b for b in self._left_over if b.owner == worker), None)
+        number = worker.number
+        batch = next((b for b in self._left_over if b.owner == number), None)
         if batch is not None:
             self._left_over.remove(batch)
             return self._collate_job(batch)
         if not self.sync.slots.free:
             return None
-        failed = next((f for f in self._failed if f[0].owner == worker), None)
+        failed = next((f for f in self._failed if f[0].owner == number), None)
         if failed is not None:
             self._failed.remove(failed)
             return self._failed_job(*failed)
-        claim = assigned.claim_for(worker)
-        return None if claim is None else self._claim_job(claim)
+        claim = assigned.claim_for(number)
+        return None if claim is None else self._claim_job(self._claimed(claim, worker))
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """Any other does as well, or the next one of this number."""
@@ -209,12 +218,15 @@ class MapEpoch(Epoch, ABC):
             decided = block.settled.find(1, row, stop)
             following = stop if decided < 0 else decided
             self.feed.put_back(block, row, following)
+            if self.details is not None:
+                self.details.returned(block, range(row, following))
             row = following
         self.wake_for_work()
 
     def divert(self, sample: Sample) -> None:
         """`sample` is slow: it waits for the slow lane, its worker is free."""
         self.lanes.divert(sample)
+        self.recorder.diverted(sample.block, sample.row)
         self.wake_for_work()
 
     def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
@@ -259,8 +271,6 @@ class MapEpoch(Epoch, ABC):
             ready_batches=self.delivery.ready,
             threshold=self.threshold.seconds,
             finished=self.threshold.observed,
-            diverted=self.lanes.diverted,
-            failed=self.failed,
             skipped=tuple(self.skipped),
             displacement=self.delivery.displacement.seen,
             held_up=self.delivery.held_up,

@@ -338,7 +338,11 @@ class EngineIterator(LoaderIterator):
         find_libraries()
         scheduler = make_scheduler(options.scheduler, options.num_workers)
         self._engine = Engine(
-            side.new_executor, scheduler, options.max_workers, options.sample_timeout
+            side.new_executor,
+            scheduler,
+            options.max_workers,
+            options.sample_timeout,
+            options.recorder,
         )
 
     def _draw(self) -> None:

@@ -144,6 +144,7 @@ class ShardedEpoch:
         sync: Sync,
     ) -> None:
         self.delivery = Delivery(False, sync.due)
+        self.recorder = sync.recorder
         self._passes = [ShardPass(shard, recipe) for shard in shards]
         self._keeps_order = keeps_order
         #: The shards that still have turns, the one that is due first.

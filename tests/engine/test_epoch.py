@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
+from minato_async.engine.counts import Counts
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.stage import Stage
@@ -123,7 +124,8 @@ class EpochMachine(RuleBasedStateMachine):
         self.window = window
         #: Samples that fail are skipped.
         self.skips = skips
-        self.epoch = Epoch(self.order, window, DueBells())
+        self.counts = Counts()
+        self.epoch = Epoch(self.order, window, DueBells(), self.counts)
         if order.as_drawn:
             self.epoch.feed.kept_for_early = self.random.choice([0, 1, 5, 100])
         #: Batches that the stage may have done; 0: there is no stage.
@@ -414,7 +416,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     def state(self) -> tuple[int, ...]:
         feed = self.epoch.feed
-        return feed.in_window, feed.outstanding, self.epoch.batches_ahead, self.epoch.failed
+        return feed.in_window, feed.outstanding, self.epoch.batches_ahead, self.counts.failed
 
     def collate(self, batch: Batch, fails: bool) -> None:
         self.to_collate.remove(batch)

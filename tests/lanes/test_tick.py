@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from minato_async import MinatoLoader
-from minato_async.engine import coordinator
+from minato_async.engine.batch import Batch
+from minato_async.engine.counts import Counts
 from minato_async.lifecycle.descriptors import KeptFile
 from minato_async.scheduling import advice, cpus
 from minato_async.scheduling.advice import Adviser, Observation
@@ -290,10 +291,11 @@ class TestAdvice:
 
     def test_a_wait_that_lasts_is_counted_as_it_goes(self) -> None:
         """Not with the batch that ends it, as if all of it had passed since the last look."""
-        consumption = coordinator.Consumption(delivered=3, data_wait=2.0, waits_since=10.0)
-        assert consumption.waited(11.5) == 3.5
-        consumption.waits_since = None
-        assert consumption.waited(11.5) == 2.0
+        counts = Counts()
+        counts.data_wait, counts.waits_since = 2.0, 10.0
+        assert counts.waited(11.5) == 3.5
+        counts.taken(Batch(1, 1), 1.5)
+        assert counts.waited(12.0) == 3.5
 
 
 def test_the_consumer_that_waits_is_seen_to() -> None:
@@ -302,8 +304,8 @@ def test_the_consumer_that_waits_is_seen_to() -> None:
     iterator: Any = iter(loader)
     thread = threading.Thread(target=lambda: next(iterator))
     thread.start()
-    until(lambda: iterator._engine._consumption.waits_since is not None)
+    until(lambda: iterator._engine._counts.waits_since is not None)
     let_go.set()
     thread.join()
-    assert iterator._engine._consumption.waits_since is None
+    assert iterator._engine._counts.waits_since is None
     iterator.close()

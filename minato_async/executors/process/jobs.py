@@ -26,6 +26,7 @@ from minato_async.executors.process.messages import (
     Finished,
     HandleFailure,
     NotBegun,
+    Ran,
     ResumeSample,
     RunClaim,
     Slow,
@@ -47,6 +48,8 @@ class RemoteJob(SampleJob):
 
     _epoch: RemoteMapEpoch
     _progress: Progress | None = None
+    #: The name of the worker that has the request.
+    _worker = ""
     #: The row that the worker was in when it was asked to begin no other, and when that was.
     _asked = (-1, 0.0)
 
@@ -90,11 +93,29 @@ class RemoteJob(SampleJob):
             self._leave_slow_lane()
 
     def reply(self, worker: Worker, events: Any) -> None:
+        self._worker = worker.name
         with self._lock:
             if not self._epoch.abandoned:
                 for event in events:
-                    self._happened(event)
+                    if isinstance(event, Ran):
+                        self._ran(event)
+                    else:
+                        self._happened(event)
         self._due.ring()
+
+    def _ran(self, event: Ran) -> None:
+        """Under the lock: the worker has been told that somebody wants to know."""
+        if self._details is not None:
+            row, rows, step, began, ended = event
+            self._details.began(self.block, row, step, self._worker, began)
+            ran = range(row, row + rows)
+            self._details.ended(self.block, ran, step, self._worker, ended)
+
+    def _made(self, batch: Batch, event: Collated) -> None:
+        """Under the lock: a worker has collated `batch`, or cannot."""
+        if self._details is not None and event.ended:
+            self._details.collated(batch, self._worker, event.began, event.ended)
+        self._epoch.made(batch, event.content, event.failure)
 
     def _happened(self, event: Any) -> None:
         """Under the lock."""
@@ -211,7 +232,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
             for number, costs in enumerate(event.costs):
                 row = self._start + number * event.tickets
                 self._epoch.observe(self.block, row, costs, event.tickets)
-            self._collated(event.content, event.failure)
+            self._collated(event)
         else:
             self._no_longer_whole()
             if isinstance(event, NotBegun):
@@ -223,13 +244,13 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
             else:
                 super()._happened(event)
 
-    def _collated(self, content: Any, failure: Any) -> None:
+    def _collated(self, event: Collated) -> None:
         """The batch that the claim completes has been made, or cannot be."""
         epoch, whole = self._epoch, self.block.batch
         others = []
         for batch in epoch.settle(self.block, self._start, [None] * (self._stop - self._start)):
             if batch is whole:
-                epoch.made(batch, content, failure)
+                self._made(batch, event)
             else:
                 others.append(batch)
         epoch.leave_to_collate(others)
@@ -249,7 +270,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         if self._whole and row == self._stop:
             error = self._died_collating(self.block, how)
             if error is not None:
-                self._collated(None, error)
+                self._collated(Collated(None, error))
                 return
         self._no_longer_whole()
         if self._start <= row < self._stop:
@@ -286,6 +307,8 @@ class RemoteSlowJob(RemoteJob, SlowJob):
         sample = self._sample
         self._died_in(sample.row, how)
         if not self.block.settled[sample.row]:
+            if self._details is not None:
+                self._details.returned(self.block, (sample.row,))
             self._epoch.lanes.temp_queue.appendleft(sample)
             self._epoch.wake_for_work()
 
@@ -308,7 +331,7 @@ class RemoteCollateJob(RemoteJob):
 
     def _happened(self, event: Any) -> None:
         assert isinstance(event, Collated)
-        self._epoch.made(self._batch, event.content, event.failure)
+        self._made(self._batch, event)
 
     def _not_run(self, failure: Refusal) -> None:
         self._epoch.made(self._batch, None, failure(self._batch.indices))

@@ -68,7 +68,8 @@ class RemoteLoading:
                     "limit of virtual memory (ulimit -v), or use executor='thread'",
                     RuntimeWarning,
                 )
-            plan = Plan(make_runner, self._memory, base_seed, options.isolated)
+            recorded = options.recorder is not None and options.recorder.detailed
+            plan = Plan(make_runner, self._memory, base_seed, options.isolated, recorded)
             # Here, in the thread that calls `iter()`: the loader has no threads yet.
             self._fork_server = _new_fork_server(loader, plan)
         finally:

@@ -85,6 +85,17 @@ class Finished(NamedTuple):
     packing: float = 0.0
 
 
+class Ran(NamedTuple):
+    """A step was run, from `began` until `ended` as `time.perf_counter()` has it: of `row`, or of
+    so many `rows` from there on that were timed together. Told only if somebody wants to know."""
+
+    row: int
+    rows: int
+    step: int
+    began: float
+    ended: float
+
+
 class Failed(NamedTuple):
     row: int
     #: Packed.
@@ -122,3 +133,6 @@ class Collated(NamedTuple):
     #: `tickets` rows each.
     costs: Sequence[Sequence[float]] = ()
     tickets: int = 0
+    #: `time.perf_counter()` before and after collating and packing; 0: it is not known.
+    began: float = 0.0
+    ended: float = 0.0

@@ -67,6 +67,8 @@ class Plan:
     base_seed: int
     #: Each sample has random state of its own.
     isolated: bool
+    #: Somebody wants to know of every step.
+    recorded: bool = False
 
 
 class Desk:
@@ -77,7 +79,12 @@ class Desk:
     native_id = 0
 
     def __init__(
-        self, memory: SharedMemory, number: int, hello: Hello, channel: WorkerChannel
+        self,
+        memory: SharedMemory,
+        number: int,
+        hello: Hello,
+        channel: WorkerChannel,
+        recorded: bool,
     ) -> None:
         self.number = number
         self.name = hello.name
@@ -87,6 +94,8 @@ class Desk:
         #: The number of the epoch that the running request belongs to.
         self.context = 0
         self.request = 0
+        #: The parent wants to be told of every step.
+        self.recorded = recorded
         self._channel = channel
 
     def tell(self, events: Sequence[Any]) -> None:
@@ -115,7 +124,7 @@ def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None
         return
     if not plan.isolated:
         _seed_generators(plan.base_seed + number)
-    desk = Desk(plan.memory, number, pickle.loads(first), channel)
+    desk = Desk(plan.memory, number, pickle.loads(first), channel, plan.recorded)
     _collate_into(desk.own)
     with worker_thread(desk, plan.isolated, own_process=True):
         runner = plan.make_runner(desk)

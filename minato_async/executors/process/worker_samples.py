@@ -24,6 +24,7 @@ from minato_async.executors.process.messages import (
     Finished,
     HandleFailure,
     NotBegun,
+    Ran,
     Rerun,
     ResumeSample,
     RunClaim,
@@ -127,6 +128,10 @@ class Notes:
         self._events: list[Any] = []
         #: `perf_counter()` since when what runs is timed.
         self._began = 0.0
+        #: The row and the number of the step that runs.
+        self._step = -1, 0
+        #: `perf_counter()` since when a batch is collated.
+        self._collates_since = 0.0
 
     def told(self) -> Sequence[Any]:
         """What there is to tell."""
@@ -141,6 +146,7 @@ class Notes:
         self._desk.checkpoint()
 
     def enter(self, sample: Sample) -> bool:
+        self._step = sample.row, sample.step
         self._enter(sample.cost)
         return True
 
@@ -149,8 +155,19 @@ class Notes:
         self._status.enter(cost)
 
     def leave(self) -> float:
+        row, step = self._step
+        spent = self._leave()
+        self._ran(row, 1, step, spent)
+        return spent
+
+    def _leave(self) -> float:
         self._status.leave()
         return perf_counter() - self._began
+
+    def _ran(self, row: int, rows: int, step: int, spent: float) -> None:
+        if self._desk.recorded:
+            began = self._began
+            self._events.append(Ran(self._start + row, rows, step, began, began + spent))
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         self._pack(sample.row, [sample.value], sample.costs, 1, math.inf)
@@ -170,11 +187,13 @@ class Notes:
         return ()
 
     def pass_on(self) -> None:
-        """It is passed on when all is done."""
+        # It is passed on when all is done.
+        self._collates_since = perf_counter()
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         packed = None if failure is None else pack_error(failure)
-        self._events.append(Collated(content, packed))
+        began, ended = self._collates_since, perf_counter()
+        self._events.append(Collated(content, packed, began=began, ended=ended))
 
     def _pack(
         self, row: int, samples: Sequence[Any], costs: Sequence[float], tickets: int, budget: float
@@ -309,7 +328,7 @@ class ClaimNotes(Notes):
         return self.take, self._samples
 
     def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
-        self._hold_run(self._next, self.leave())
+        self._hold_run(self._next, self._leave())
         return self._completed() if goes_on else ()
 
     def _hold_run(self, row: int, seconds: float) -> None:
@@ -318,6 +337,7 @@ class ClaimNotes(Notes):
         samples = self._samples[:]
         self._samples.clear()
         if row > self._first:
+            self._ran(self._first, row - self._first, 0, seconds)
             self._held.append((self._first, samples, (seconds,), row - self._first))
             self._first = row
 

@@ -14,6 +14,7 @@ from minato_async.engine.jobs import ClaimJob, FailedJob, SampleJob, SlowJob
 from minato_async.engine.lanes import Parked, Sample
 from minato_async.engine.map_epoch import MapEpoch
 from minato_async.engine.protocols import Worker
+from minato_async.engine.recorder import Recorder
 from minato_async.engine.runner import Runner
 from minato_async.errors import forget_frames
 
@@ -44,12 +45,17 @@ class ThreadJob(SampleJob):
     _streams: Any = None
     #: How the worker was parked inside the running step, until it has its slot back.
     _parked: Parked | None = None
+    _parked_in = -1
     #: Samples that are not asked whether they are large.
     _unasked = 0
     #: What the worker has collated last and not passed on yet. It waits for the lock that the
     #: worker takes anyway to get its next tickets: else the consumer, just woken, would meet the
     #: worker there.
     _collated: tuple[Batch, Any, BaseException | None] | None = None
+    #: The step that was told of as begun: block, row and number.
+    _step: tuple[Block, int, int]
+    #: `perf_counter()` when the worker began to collate.
+    _collates_since = 0.0
 
     def run(self, worker: Worker) -> None:
         bound = self._epoch.recipe.bind(worker)
@@ -88,6 +94,12 @@ class ThreadJob(SampleJob):
             finally:
                 self._lock.release()
         self._parked = None
+        if self._details is not None:
+            self._details.unparked(self.block, self._parked_in, self._name)
+
+    @property
+    def _name(self) -> str:
+        return "" if self._worker is None else self._worker.name
 
     @property
     def elapsed(self) -> float:
@@ -111,14 +123,24 @@ class ThreadJob(SampleJob):
         if self.expired:
             raise SampleCancelled
         self.cost, self.began, self._inside = sample.cost, perf_counter(), True
+        if self._details is not None:
+            self._step_began(self._details, sample.block, sample.row, sample.step)
         return True
 
     def leave(self) -> float:
         self._inside = False
-        spent = perf_counter() - self.began
+        now = perf_counter()
+        spent = now - self.began
         if self._parked is not None:
             self._unpark()
+        if self._details is not None:
+            block, row, step = self._step
+            self._details.ended(block, (row,), step, self._name, now)
         return spent
+
+    def _step_began(self, details: Recorder, block: Block, row: int, step: int) -> None:
+        self._step = block, row, step
+        details.began(block, row, step, self._name, self.began)
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
         value, sample.value = sample.value, None
@@ -148,9 +170,13 @@ class ThreadJob(SampleJob):
             with self._lock:
                 self.conclude()
             self._due.ring()
+        if self._details is not None:
+            self._collates_since = perf_counter()
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         self._collated = batch, content, failure
+        if self._details is not None:
+            self._details.collated(batch, self._name, self._collates_since, perf_counter())
 
     def _settle_one(
         self, block: Block, row: int, value: Any, costs: Sequence[float] = ()
@@ -290,13 +316,19 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         self._first = self._run_from = self._streams.ticket = following[0]
         self._seen = self._first, 0.0
         self.cost, self.began, self._inside = 0.0, perf_counter(), True
+        if self._details is not None:
+            self._step_began(self._details, self.block, self._first, 0)
         return self._pending.pop, self._samples
 
     def end_run(self, row: int, goes_on: bool) -> Sequence[Batch]:
         self._inside = False
-        seconds, tickets = perf_counter() - self.began, row + 1 - self._run_from
+        now = perf_counter()
+        seconds, tickets = now - self.began, row + 1 - self._run_from
         if self._parked is not None:
             self._unpark()
+        if self._details is not None:
+            rows = range(self._run_from, row + 1)
+            self._details.ended(self.block, rows, 0, self._name, now)
         large = len(self._samples) == 1 and self._is_large(self._samples[0])
         completed: Sequence[Batch] = ()
         with self._lock:
@@ -368,6 +400,8 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
             return False
         # Not by `super`: that takes longer than the rest.
         self.cost, self.began, self._inside = sample.cost, perf_counter(), True
+        if self._details is not None:
+            self._step_began(self._details, sample.block, sample.row, sample.step)
         return True
 
     def checkpoint(self) -> None:
@@ -405,13 +439,17 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         epoch, slots = self._epoch, self._epoch.sync.slots
         if self.expired:  # just now: its worker is counted no more
             raise SampleCancelled
-        self._become_slow(self._hand_over_rest())
+        row = self._hand_over_rest()
+        self._become_slow(row)
         # With a core to spare, or nothing else to run, waiting would help nobody.
         if slots.cores_idle or slots.free or not epoch.feed.claimable:
             return None
         if epoch.lanes.has_place(epoch.in_flight, epoch.lanes.slow_running):
             return None
         parked = epoch.lanes.park(worker)
+        if self._details is not None:
+            self._parked_in = row
+            self._details.parked(self.block, row, worker.name)
         # Being parked is no cost: neither is it stuck, nor does its time run out.
         self._inside = False
         epoch.wake_for_work()
