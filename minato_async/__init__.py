@@ -5,6 +5,7 @@ from minato_async.loader import MinatoLoader
 from minato_async.patching import Patch, patch
 from minato_async.per_worker import per_worker
 from minato_async.replicas.sharing import share
+from minato_async.resuming.ranks import merge_states
 from minato_async.scheduling.schedulers import Reading, WorkerScheduler
 from minato_async.stats import Stats, StepCosts
 
@@ -21,6 +22,7 @@ __all__ = [
     "StepCosts",
     "WorkerScheduler",
     "checkpoint",
+    "merge_states",
     "patch",
     "per_worker",
     "share",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,6 +17,15 @@ from minato_async.iteration.iterators import LoaderIterator, MapIterator, Serial
 from minato_async.iteration.per_device import DeviceIterator, share_out
 from minato_async.options import check_options
 from minato_async.replicas.pool import ReplicaPool
+from minato_async.resuming.random_states import put
+from minato_async.resuming.samplers import generators_of
+from minato_async.resuming.state import (
+    Progress,
+    check_state,
+    load_dataset,
+    state_of,
+    tell_epochs,
+)
 from minato_async.sample.pinning import pins_memory
 from minato_async.scheduling.cpus import usable_cpus
 from minato_async.scheduling.schedulers import WorkerScheduler
@@ -91,6 +101,9 @@ class MinatoLoader(DataLoader[T_co]):
             depend on what their worker has loaded before; slow samples are not diverted then, and
             `in_order=None` is True. Needs `scheduler="fixed"`; not for iterable datasets; with
             `num_workers=0` there is one worker as it is.
+        snapshot_every_n_steps: for an iterable dataset with `state_dict`, or whose iterator has it:
+            after how many batches of a shard it is asked for its state, which resuming goes on
+            from; batches in between are read again. Map-style datasets need none.
         max_workers: workers that may load at once; None: chosen from the CPUs that this process
             may use, beyond them for work that waits. With `scheduler="fixed"`, and for iterable
             datasets on processes, it is `num_workers`.
@@ -150,6 +163,7 @@ class MinatoLoader(DataLoader[T_co]):
         on_error: str | Callable[[Any, BaseException], Any] = "raise",
         executor: str = "auto",
         check: bool = False,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         super().__init__(
             dataset,
@@ -186,10 +200,13 @@ class MinatoLoader(DataLoader[T_co]):
         self.on_error = on_error
         self.executor = executor
         self.check = check
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         options = check_options(self)
         self._epochs = 0
         self._replicas = ReplicaPool()
         self._latest: weakref.ref[LoaderIterator] | None = None
+        self._progress: Progress | None = None
+        self._loaded: dict[str, Any] | None = None
         self._last_stats = Stats()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
             install_streams(torch=num_workers == 0 or options.executor == "thread")
@@ -250,6 +267,41 @@ class MinatoLoader(DataLoader[T_co]):
         """
         return share_out(self, devices)
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far the consumer of the latest iterator is, to be saved with the training's state.
+
+        It counts what `next()` has returned or raised, not what was read ahead; samples that were
+        skipped count too. At any time, whether that iterator is alive or not. See docs/resuming.md
+        for what is guaranteed.
+
+        Returns:
+            A fresh dict of plain types (numbers, strings, bytes, lists, dicts), but for what
+            samplers and datasets give as their own state, and the keys that a sampler has drawn.
+        """
+        if self._loaded is not None:
+            return copy.deepcopy(self._loaded)
+        return self._state(self._progress)
+
+    def _state(self, progress: Progress | None) -> dict[str, Any]:
+        return state_of(self, self._epochs, progress)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Have the next `iter()` go on from where `state_dict` was saved, by a loader like this
+        one: over the same data, with the same kind of sampler. Its workers, executor and
+        `in_order` may be others.
+
+        Raises:
+            TypeError, ValueError: if it is not such a state; nothing has changed then. A sampler
+                that does not draw what it drew before raises RuntimeError, from `iter()`.
+        """
+        state = check_state(self, state_dict)
+        put(generators_of(self), state["generators"])
+        tell_epochs(self, state)
+        load_dataset(self, state)
+        with _epochs_lock:
+            self._epochs = state["epochs"]
+        self._loaded, self._progress = state, None
+
     @property
     def stats(self) -> Stats:
         """A snapshot of what the latest iterator is loading, or has loaded if it came to its end;
@@ -267,6 +319,7 @@ class MinatoLoader(DataLoader[T_co]):
         own: dict[str, Any] = {
             "_iterator": None,
             "_latest": None,
+            "_progress": None,
             "_last_stats": Stats(),
         }
         return {**self.__dict__, **own}

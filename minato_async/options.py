@@ -109,6 +109,7 @@ def check_options(loader: DataLoader[Any]) -> Options:
         )
     _check_count("max_queue_size", given.max_queue_size, "sample")
     _check_count("max_workers", given.max_workers, "worker")
+    _check_count("snapshot_every_n_steps", given.snapshot_every_n_steps, "batch")
     _check_count("max_displacement", given.max_displacement, "batch", least=0)
     _check_seconds("timeout_threshold", given.timeout_threshold)
     _check_seconds("sample_timeout", given.sample_timeout)

@@ -75,6 +75,18 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         "loader",
         "options",
     ),
+    # What is saved, and whether it can be loaded: the iterators do both.
+    "resuming": (
+        "engine",
+        "executors",
+        "sample",
+        "shards",
+        "replicas",
+        "process_wide",
+        "iteration",
+        "loader",
+        "options",
+    ),
     "process_wide": (
         "engine",
         "executors",

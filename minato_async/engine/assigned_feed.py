@@ -22,8 +22,14 @@ class AssignedFeed(Feed):
         self._workers = workers
         self._drawn = 0
 
-    def add(self, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()) -> Block:
-        block = super().add(indices, unit, repeats)
+    def add(
+        self,
+        indices: Sequence[Any],
+        unit: int,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
+    ) -> Block:
+        block = super().add(indices, unit, repeats, positions)
         block.reached = True  # by its own worker, whenever that one comes
         block.owner = self._drawn % self._workers
         self._drawn += 1

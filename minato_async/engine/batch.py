@@ -25,6 +25,7 @@ class Batch:
         "missing",
         "number",
         "owner",
+        "positions",
         "ready",
         "rows",
         "samples",
@@ -41,6 +42,8 @@ class Batch:
         #: The index of the sample in each row, for error messages. Whoever changes it makes a
         #: copy: a batch as drawn shares it with its block.
         self.indices: Sequence[Any] = indices
+        #: Those of its tickets in the epoch, run by run; of failed and skipped ones, too.
+        self.positions: list[Sequence[int]] = []
         self.missing = size
         #: Rows whose samples keep a place in the window until the batch is delivered.
         self.held = 0

@@ -44,11 +44,17 @@ class BatchBuilder(Protocol):
         """Called once every drawn ticket is settled: the batch that will get no fuller."""
 
 
+def _whole(block: Block) -> Batch:
+    batch = Batch(len(block.indices), block.unit, block.indices)
+    batch.positions = [block.positions]
+    return batch
+
+
 class AsDrawn:
     """Batches are those that the sampler drew, row for row."""
 
     def expect(self, block: Block) -> Batch | None:
-        block.batch = Batch(len(block.indices), block.unit, block.indices)
+        block.batch = _whole(block)
         return block.batch
 
     def place(self, block: Block, row: int, count: int) -> list[Place]:
@@ -120,6 +126,7 @@ class ReadyFirst:
             fitting = min(count, batch.size - first)
             places.append((batch, first, fitting))
             self._indices += block.indices[row : row + fitting]
+            batch.positions.append(block.positions[row : row + fitting])
             self._placed += fitting
             if self._placed == batch.size:
                 # The list is the batch's now: whoever frees the one frees the other.
@@ -136,7 +143,7 @@ class ReadyFirst:
             if self._overtaking >= OVERTAKING:
                 return False
             self._overtaking += 1
-        block.batch = Batch(len(block.indices), block.unit, block.indices)
+        block.batch = _whole(block)
         return True
 
     def unreserve(self, block: Block) -> None:
@@ -146,6 +153,7 @@ class ReadyFirst:
         """Only the failed sample is lost: its failure comes to the consumer as an item of its
         own, and the last batch of the epoch is one sample shorter."""
         batch = Batch(1, block.unit, [block.indices[row]])
+        batch.positions = [block.positions[row : row + 1]]
         batch.failure, batch.lost = error, True
         return batch
 

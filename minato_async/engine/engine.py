@@ -321,12 +321,17 @@ class Engine:
         self._wake_workers(len(self._idle))
 
     def draw(
-        self, epoch: MapEpoch, indices: list[object], unit: int, repeats: Sequence[int] = ()
+        self,
+        epoch: MapEpoch,
+        indices: list[object],
+        unit: int,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
     ) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
             try:
-                epoch.draw(indices, unit, repeats)
+                epoch.draw(indices, unit, repeats, positions)
                 if epoch.any_worker_will_do:
                     # What was drawn just now can be claimed: to ask would cost the consumer more.
                     self._wake_workers(1)

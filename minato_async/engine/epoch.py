@@ -91,10 +91,17 @@ class Epoch:
 
     # What the consumer does
 
-    def draw(self, indices: Sequence[Any], unit: int = 1, repeats: Sequence[int] = ()) -> Block:
+    def draw(
+        self,
+        indices: Sequence[Any],
+        unit: int = 1,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
+    ) -> Block:
         """Add the tickets of one drawn batch; `repeats` tells for each index how often it was
-        drawn before, empty for never."""
-        block = self.feed.add(indices, unit, repeats)
+        drawn before, empty for never; `positions` where in the epoch it is, None for what comes
+        next."""
+        block = self.feed.add(indices, unit, repeats, positions)
         self._unfilled += len(indices)
         self._batches_ahead += 1
         if block.samples > self._batch_size:
@@ -281,6 +288,7 @@ class Epoch:
         if batch is None:
             # An item of its own, as a failure would be: the consumer has to draw another sample.
             gap = Batch(1, block.unit, [block.indices[row]])
+            gap.positions = [block.positions[row : row + 1]]
             gap.void = True
             self.delivery.put(gap)
             return self._complete_last()

@@ -17,7 +17,7 @@ from minato_async.engine.bell import DueBells
 class Block:
     """The tickets of one batch as the sampler drew it, one a row.
 
-    The ticket of row r is the sample `indices[r]` at position `first + r` of the epoch. A ticket
+    The ticket of row r is the sample `indices[r]` at `positions[r]` of the epoch. A ticket
     is a row of its block and no object of its own: drawing one costs next to nothing.
     """
 
@@ -29,6 +29,7 @@ class Block:
         "indices",
         "next_row",
         "owner",
+        "positions",
         "reached",
         "repeats",
         "samples",
@@ -38,10 +39,20 @@ class Block:
     )
 
     def __init__(
-        self, first: int, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()
+        self,
+        first: int,
+        indices: Sequence[Any],
+        unit: int,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
     ) -> None:
+        #: Samples drawn before.
         self.first = first
         self.indices = indices
+        #: Of each ticket in the epoch. An empty batch has one, too.
+        self.positions = (
+            range(first, first + (len(indices) or 1)) if positions is None else positions
+        )
         #: How often this epoch has drawn the index of each row before; empty: never.
         self.repeats = repeats
         #: Samples a ticket stands for: 1, or a whole batch for a dataset with `__getitems__`.
@@ -122,6 +133,8 @@ class Feed:
         #: Places in the window that are left to early claims, as far as the batch that is due does
         #: not need them. None where batches are not as drawn: any batch may need them.
         self.kept_for_early = 0
+        #: Samples drawn so far.
+        self.drawn = 0
         #: Tickets drawn and not claimed.
         self.unclaimed = 0
         #: Samples claimed, and neither delivered nor lost.
@@ -131,13 +144,23 @@ class Feed:
         #: The sampler has no more.
         self.drawn_all = False
 
-    def add(self, indices: Sequence[Any], unit: int, repeats: Sequence[int] = ()) -> Block:
-        """Append the tickets of one drawn batch."""
-        block = Block(self._position, indices, unit, repeats)
+    def add(
+        self,
+        indices: Sequence[Any],
+        unit: int,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
+    ) -> Block:
+        """Append the tickets of one drawn batch, which have these `positions`; None: the next."""
+        tickets = len(indices) or 1
+        if positions is None:
+            positions = range(self._position, self._position + tickets)
+        block = Block(self.drawn, indices, unit, repeats, positions)
         samples = block.samples
-        self._position += samples
+        self._position += tickets
+        self.drawn += samples
         self.outstanding += samples
-        self.unclaimed += len(indices) or 1
+        self.unclaimed += tickets
         self._blocks.append(block)
         self._largest, self._unit = max(self._largest, samples), max(self._unit, unit)
         if len(self._blocks) == 1 or not self._as_drawn:
@@ -145,15 +168,10 @@ class Feed:
         return block
 
     @property
-    def drawn(self) -> int:
-        """Samples drawn so far."""
-        return self._position
-
-    @property
     def position(self) -> int:
-        """The position in the epoch of the sample that is claimed next, early claims apart."""
+        """Samples that were drawn before the one that is claimed next, early claims apart."""
         if not self._blocks:
-            return self._position
+            return self.drawn
         block = self._blocks[0]
         return block.first + block.next_row * block.unit
 

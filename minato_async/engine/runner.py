@@ -166,7 +166,7 @@ class Runner:
     def _seed_of(self, block: Block) -> Callable[[int], int]:
         def seed(row: int) -> int:
             repeat = block.repeats[row] if block.repeats else 0
-            return self._recipe.seed(block.indices[row], repeat, block.first + row)
+            return self._recipe.seed(block.indices[row], repeat, block.positions[row])
 
         return seed
 

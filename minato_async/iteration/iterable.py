@@ -18,7 +18,7 @@ from minato_async.errors import name_batch, name_read
 from minato_async.executors.factory import for_shards, shares_objects
 from minato_async.executors.process.worker_shards import ShardPlan
 from minato_async.iteration.finishing import finish_here, finishing
-from minato_async.iteration.iterators import EngineIterator, SerialIterator, code_of
+from minato_async.iteration.iterators import EngineIterator, SerialIterator, code_of, epoch_number
 from minato_async.iteration.order import choose_order
 from minato_async.options import check_options
 from minato_async.replicas.loader_method import collate_fn_for_workers
@@ -30,6 +30,13 @@ from minato_async.shards.datapipes import seed_pipe, settings_for
 from minato_async.shards.epoch import Shard, ShardRecipe
 from minato_async.shards.reader import Reader
 from minato_async.user_warnings import warn_user
+
+
+class NotKept:
+    over = False
+
+    def state(self) -> dict[str, Any]:
+        raise NotImplementedError("the state of iterable datasets is not kept yet")
 
 
 class ShardedIterator(EngineIterator):
@@ -58,7 +65,8 @@ class ShardedIterator(EngineIterator):
                 if not self._elsewhere:
                     for shard in self._shards:
                         seed_pipe(shard.dataset, self._pipe_seed)
-        seeds = self._make_seeds(loader)
+        number = epoch_number(loader)
+        seeds = self._make_seeds(loader, number)
         self._length = ReportedLength(loader)
         recipe = make_shard_recipe(loader, seeds)
         if first:
@@ -70,6 +78,7 @@ class ShardedIterator(EngineIterator):
             loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
         )
         self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
+        self._begun(loader, number, NotKept())
 
     def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> None:
         if self._elsewhere:
@@ -91,7 +100,8 @@ class ShardedIterator(EngineIterator):
         self._pipes = settings_for(loader, count)
         self._elsewhere = not shares_objects(self._options)
         self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
-        self._start(loader)
+        self._sampler_iter = iter(self._index_sampler)
+        self._draw_base_seed(loader)
         #: One for each shard. Not kept for later iterators, as those of map-style datasets are: an
         #: iterator may be at its end, and stay there.
         self._replicas: list[Replica] = []
@@ -127,10 +137,11 @@ class SerialIterableIterator(SerialIterator):
         super().__init__(loader)
         self._pipes = settings_for(loader, 1)
         self._seed_pipe(loader)
-        self._start(loader)
+        self._sampler_iter = iter(self._index_sampler)
+        self._draw_base_seed(loader)
         if self._pipes is not None:
             self._pipes.sharding.shard(loader.dataset, 0)
-        self._begin(loader)
+        self._begin(loader, first=True)
 
     def _seed_pipe(self, loader: DataLoader[Any]) -> None:
         if self._pipes is not None:
@@ -140,8 +151,9 @@ class SerialIterableIterator(SerialIterator):
         self._seed_pipe(loader)
         super()._reset(loader, first_iter)
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
-        seeds = self._make_seeds(loader)
+    def _begin(self, loader: DataLoader[Any], first: bool) -> None:
+        number = epoch_number(loader)
+        seeds = self._make_seeds(loader, number)
         self._length = ReportedLength(loader)
         self._recipe = make_shard_recipe(loader, seeds)
         # The consumer's own random state is used, as with torch, unless a seed was given.
@@ -153,6 +165,7 @@ class SerialIterableIterator(SerialIterator):
         self._finish = finish_here(loader)
         recipe = self._recipe
         self._reader = Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
+        self._begun(loader, number, NotKept())
 
     def _next(self) -> Any:
         with thread_streams(self._isolated) as streams:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol, cast
@@ -22,6 +21,7 @@ from minato_async.engine.map_epoch import MapEpoch
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
 from minato_async.executors.process.transport.failures import unpacked, without_variables
+from minato_async.iteration.draws import Draw, Draws
 from minato_async.iteration.finishing import finish_here, finishing
 from minato_async.iteration.order import choose_order
 from minato_async.iteration.samplers import samples_in_batch, samples_in_epoch
@@ -31,7 +31,10 @@ from minato_async.options import check_options
 from minato_async.replicas.loader_method import collate_fn_for_workers, collates_itself
 from minato_async.replicas.pool import ReplicaPool, WorkerReplicas
 from minato_async.replicas.replica import Code
-from minato_async.sample.map_recipe import Bound, MapRecipe
+from minato_async.resuming.random_states import put
+from minato_async.resuming.samplers import generators_of
+from minato_async.resuming.state import Left, Progress, keeps_base_seed
+from minato_async.sample.map_recipe import Bound, MapRecipe, batch_is_ticket
 from minato_async.sample.openmp import find_libraries
 from minato_async.sample.worker_setup import WorkerSetup
 from minato_async.scheduling.schedulers import make_scheduler
@@ -46,12 +49,21 @@ class Owner(Protocol):
 
     _latest: weakref.ref[Any] | None
     _replicas: ReplicaPool
+    #: How far the latest iterator is.
+    _progress: Progress | None
+    #: What the next iterator goes on from.
+    _loaded: dict[str, Any] | None
 
     def _count_epoch(self) -> int:
         """The number of the epoch that begins, from 0."""
 
     def _keep_stats(self, iterator: Any) -> None:
         """`iterator` has come to its end."""
+
+    def _state(self, progress: Progress | None) -> dict[str, Any]:
+        """The state in which the iterator is that has made this `progress`."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
 
 
 def owner(loader: DataLoader[Any]) -> Owner:
@@ -86,7 +98,10 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
     torch's iterators has torch's names, and torch's meaning.
     """
 
+    _progress: Progress
+
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)
         self._kept_loader = loader if collates_itself(loader) else None
         self._index_sampler = loader._index_sampler
         self._dataset_kind = loader._dataset_kind
@@ -95,12 +110,37 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         self._IterableDataset_len_called = loader._IterableDataset_len_called
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
 
-    def _start(self, loader: DataLoader[Any]) -> None:
-        """Begin a pass, drawing from the generators what torch draws, when torch draws it: the
-        numbers that the user's code draws afterwards must be those it would get with torch."""
-        self._sampler_iter = iter(self._index_sampler)
+    def _draw_base_seed(self, loader: DataLoader[Any]) -> None:
+        """Draw from the generators what torch draws, when torch draws it: the numbers that the
+        user's code draws afterwards must be those it would get with torch. Where an epoch is
+        resumed it was drawn before the state was saved."""
+        loaded = owner(loader)._loaded
+        if loaded is not None and keeps_base_seed(loader, loaded):
+            self._base_seed = loaded["base_seed"]
+            return
         drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._base_seed = int(drawn.item())
+
+    def _begun(self, loader: DataLoader[Any], number: int, left: Left) -> None:
+        """The epoch of this `number` has begun: what was loaded has been taken."""
+        self._progress = Progress(number, self._base_seed, left)
+        owner(loader)._progress, owner(loader)._loaded = self._progress, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `MinatoLoader.state_dict`, of this iterator."""
+        return owner(self._living_loader())._state(self._progress)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As `MinatoLoader.load_state_dict`; this iterator goes on from there."""
+        loader = self._living_loader()
+        owner(loader).load_state_dict(state_dict)
+        self._reset(loader)
+
+    def _living_loader(self) -> DataLoader[Any]:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader of this iterator is gone: ask it while it is there")
+        return loader
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch, whatever is left of this one. `loader` calls it where workers
@@ -109,15 +149,15 @@ class LoaderIterator(Iterator[Any], AsyncIterator[Any]):
         owner(loader)._latest = weakref.ref(self)
 
     def _make_recipe(
-        self, loader: DataLoader[Any], replicas: WorkerReplicas | None = None
+        self, loader: DataLoader[Any], number: int, replicas: WorkerReplicas | None = None
     ) -> MapRecipe:
         setup = WorkerSetup(code_of(loader), loader.num_workers, self._base_seed, replicas)
-        return MapRecipe(loader, setup, self._make_seeds(loader), check_options(loader).check)
+        seeds = self._make_seeds(loader, number)
+        return MapRecipe(loader, setup, seeds, check_options(loader).check)
 
-    def _make_seeds(self, loader: DataLoader[Any]) -> EpochSeeds:
+    def _make_seeds(self, loader: DataLoader[Any], number: int) -> EpochSeeds:
         given = check_options(loader).seed
-        seed = self._base_seed if given is None else given
-        return EpochSeeds(seed, owner(loader)._count_epoch())
+        return EpochSeeds(self._base_seed if given is None else given, number)
 
     @property
     def stats(self) -> Stats:
@@ -187,13 +227,11 @@ class SerialIterator(LoaderIterator):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._closed, self._num_yielded = False, 0
-        # As with torch, later epochs draw no base seed.
-        self._sampler_iter = iter(self._index_sampler)
-        self._begin(loader)
+        self._begin(loader, first=False)
 
     @abstractmethod
-    def _begin(self, loader: DataLoader[Any]) -> None:
-        """Begin an epoch, for which the sampler has been asked already."""
+    def _begin(self, loader: DataLoader[Any], first: bool) -> None:
+        """Begin an epoch. As with torch, later ones draw no base seed."""
 
     def _next_data(self) -> Any:
         if self._closed:
@@ -221,33 +259,53 @@ class SerialMapIterator(SerialIterator):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        self._start(loader)
-        self._begin(loader)
+        self._begin(loader, first=True)
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
-        self._recipe = self._make_recipe(loader)
+    def _begin(self, loader: DataLoader[Any], first: bool) -> None:
         # The consumer's own random state is used, as with torch, unless a seed was given.
         self._isolated = type(check_options(loader).seed) is int
-        self._repeats = RepeatCounter()
-        self._position = 0
+        repeats = RepeatCounter() if self._isolated else None
+        draws = self._draws = self._sampler_iter = Draws(loader, batch_is_ticket(loader), repeats)
+        begin_draws(draws, loader)
+        if first:
+            self._draw_base_seed(loader)
+        number = epoch_number(loader)
+        self._recipe = self._make_recipe(loader, number)
+        self._begun(loader, number, draws)
         self._finish = finish_here(loader)
 
     def _next(self) -> Any:
         while True:
-            drawn = next(self._sampler_iter)
-            indices = [drawn] if self._recipe.batch_is_ticket else list(drawn)
-            with thread_streams(self._isolated) as streams:
-                bound = self._recipe.bind_here(streams)
-                samples = self._samples(indices, bound)
-                kept = [sample for sample in samples if sample is not _SKIPPED]
-                if kept or not samples:
-                    return self._collate(indices, kept, bound)
+            try:
+                with self._draws.lock:
+                    draw = next(self._draws)
+            except StopIteration:
+                self._draws.end()
+                raise
+            try:
+                batch = self._load(draw)
+            except Exception:
+                self._draws.received([draw.positions])
+                raise
+            self._draws.received([draw.positions])
+            if batch is not _SKIPPED:
+                return batch
 
-    def _samples(self, indices: list[Any], bound: Bound) -> list[Any]:
-        seed, streams, first = self._recipe.seed, bound.streams, self._position
-        repeats = self._repeats.count(indices) if self._isolated else ()
-        self._position += len(indices)
-        streams.begin(lambda row: seed(indices[row], repeats[row] if repeats else 0, first + row))
+    def _load(self, draw: Draw) -> Any:
+        with thread_streams(self._isolated) as streams:
+            bound = self._recipe.bind_here(streams)
+            samples = self._samples(draw, bound)
+            kept = [sample for sample in samples if sample is not _SKIPPED]
+            if kept or not samples:
+                return self._collate(draw.indices, kept, bound)
+            return _SKIPPED
+
+    def _samples(self, draw: Draw, bound: Bound) -> list[Any]:
+        seed, streams = self._recipe.seed, bound.streams
+        indices, _, repeats, positions = draw
+        streams.begin(
+            lambda row: seed(indices[row], repeats[row] if repeats else 0, positions[row])
+        )
         samples = []
         for row, index in enumerate(indices):
             streams.ticket = row
@@ -311,7 +369,6 @@ class EngineIterator(LoaderIterator):
         self._options = check_options(loader)
         warn_if_on(self._options.executor)
         self._persistent = loader.persistent_workers
-        self._loader = weakref.ref(loader)
         self._start_epoch(loader, first=True)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -357,6 +414,9 @@ class EngineIterator(LoaderIterator):
         """What is left to be raised when all batches are delivered."""
         return []
 
+    def _received(self, batch: Batch) -> None:
+        """`batch` is the consumer's, or its failure is."""
+
     def _receive(self, batch: Batch) -> Any:
         """What the consumer gets: the content of `batch`, which does not keep it."""
         return self._side.receive(batch.take_content())
@@ -370,6 +430,7 @@ class EngineIterator(LoaderIterator):
         engine.check_process()
         self._make_up()
         while (batch := engine.next_batch(epoch, timeout, consumer)) is not None and batch.void:
+            self._received(batch)
             self._draw()
         if batch is None:
             ends, errors = self._let_go(), self._take_draw_errors()
@@ -379,6 +440,7 @@ class EngineIterator(LoaderIterator):
             if ends:
                 engine.close()
             raise StopIteration
+        self._received(batch)
         self._draw()
         if batch.failure is None:
             return self._receive(batch)
@@ -393,6 +455,7 @@ class EngineIterator(LoaderIterator):
             batch = await engine.next_batch_async(epoch, timeout, consumer)
             if batch is None or not batch.void:
                 break
+            self._received(batch)
             self._draw()
         if batch is None:
             self._let_go()
@@ -401,6 +464,7 @@ class EngineIterator(LoaderIterator):
             if errors:
                 raise errors.pop()
             raise StopAsyncIteration
+        self._received(batch)
         self._draw()
         if batch.failure is None:
             return self._receive(batch)
@@ -452,9 +516,6 @@ class MapIterator(EngineIterator):
             self._engine.leave_soon(self._epoch, consumer)
 
     def _begin(self, loader: DataLoader[Any]) -> None:
-        # Serialises the sampler between consumers: a generator cannot be advanced by two threads.
-        # In a forked child it may be one that nobody will release: there is another then.
-        self._drawing = threading.Lock()
         self._drawn_all = False
         #: For the last batch that was taken, what had to be drawn was: Ctrl-C did not prevent it.
         self._drawn = False
@@ -465,18 +526,22 @@ class MapIterator(EngineIterator):
     def _start_epoch(self, loader: DataLoader[Any], first: bool) -> None:
         given = check_options(loader)
         if first:
-            self._start(loader)
-        # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
-        # asked here although `_start` has asked it, and later epochs draw no base seed.
-        self._sampler_iter = iter(self._index_sampler)
+            # As torch with workers, which samplers that draw in `__iter__` can tell: the sampler is
+            # asked once more below, and later epochs draw no base seed.
+            if not resumes(loader):
+                iter(self._index_sampler)
+            self._draw_base_seed(loader)
+        counts = given.isolated and may_repeat(loader)
+        # Its lock serialises the sampler between consumers: a generator cannot be advanced by two
+        # threads. In a forked child it may be one that nobody will release: there is another then.
+        draws = Draws(loader, batch_is_ticket(loader), RepeatCounter() if counts else None)
+        begin_draws(draws, loader)
+        number = epoch_number(loader)
         if first:
             # What workers have loaded in former epochs must not show where that counts.
             pool = ReplicaPool() if given.assignment == "batch" else owner(loader)._replicas
             self._replicas = WorkerReplicas(pool) if shares_objects(self._options) else None
-        recipe = self._make_recipe(loader, self._replicas)
-        self._batch_is_ticket = recipe.batch_is_ticket
-        counts = self._options.isolated and may_repeat(loader)
-        self._repeats = RepeatCounter() if counts else None
+        recipe = self._make_recipe(loader, number, self._replicas)
         shared_by = consumers.get()
         order = replace(choose_order(loader, given.in_order), consumers=shared_by)
         threshold = self._threshold(loader)
@@ -484,6 +549,8 @@ class MapIterator(EngineIterator):
             self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
         start = self._side.map_epoch(loader, recipe, order, threshold)
         self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
+        self._draws = self._sampler_iter = draws
+        self._begun(loader, number, draws)
         #: Batches to draw ahead; None: as many as the window holds.
         ahead = self._options.batches_ahead
         self._most_ahead = None if ahead is None else ahead * shared_by
@@ -502,12 +569,12 @@ class MapIterator(EngineIterator):
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""
         epoch, draws = self._epoch, False
-        with self._drawing:
+        with self._draws.lock:
             self._drawn = False
             while not self._drawn_all and self._wants_more(epoch):
                 draws = True
                 try:
-                    indices, unit = self._tickets(next(self._sampler_iter))
+                    draw = next(self._draws)
                 except StopIteration:
                     self._drawn_all = True
                     self._engine.end_draw(epoch)
@@ -527,28 +594,30 @@ class MapIterator(EngineIterator):
                     self._engine.end_draw(epoch)
                     raise
                 else:
-                    repeats = () if self._repeats is None else self._repeats.count(indices)
-                    self._engine.draw(epoch, indices, unit, repeats)
+                    self._engine.draw(epoch, *draw)
             if not draws:
                 self._engine.proceed(epoch)
             self._drawn = True
 
     def _make_up(self) -> None:
         # Not while another consumer waits for the sampler: a batch may be ready.
-        if not (self._drawn or self._drawing.locked()):
+        if not (self._drawn or self._draws.lock.locked()):
             self._draw()
         self._drawn = False
 
     def _take_draw_errors(self) -> list[BaseException]:
-        with self._drawing:
+        with self._draws.lock:
             errors, self._draw_errors = self._draw_errors, []
         return errors
 
-    def _tickets(self, drawn: Any) -> tuple[list[Any], int]:
-        """The tickets' indices in what the sampler drew, and how many samples each stands for."""
-        if self._batch_is_ticket:
-            return [drawn], (len(drawn) or 1) if isinstance(drawn, list) else 1
-        return list(drawn), 1
+    def _received(self, batch: Batch) -> None:
+        self._draws.received(batch.positions)
+
+    def _let_go(self) -> bool:
+        # Not where the iteration was ended from outside, or by the sampler's failure.
+        if not (self._epoch.abandoned or self._draw_errors):
+            self._draws.end()
+        return super()._let_go()
 
     def _wants_more(self, epoch: Epoch) -> bool:
         most = self._most_ahead
@@ -556,6 +625,35 @@ class MapIterator(EngineIterator):
             return epoch.batches_ahead < most
         # Empty batches take no place in the window, so they are bounded by their number.
         return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
+
+
+def resumes(loader: DataLoader[Any]) -> bool:
+    """Whether the next iterator goes on in the middle of an epoch."""
+    loaded = owner(loader)._loaded
+    return loaded is not None and loaded["epoch"] is not None
+
+
+def epoch_number(loader: DataLoader[Any]) -> int:
+    """Of the epoch that begins, or goes on."""
+    loaded = owner(loader)._loaded
+    if loaded is not None and loaded["epoch"] is not None:
+        number: int = loaded["epoch"]["number"]
+        return number
+    return owner(loader)._count_epoch()
+
+
+def begin_draws(draws: Draws, loader: DataLoader[Any]) -> None:
+    """Have `draws` begin an epoch, or go on with the one that was loaded."""
+    loaded = owner(loader)._loaded
+    if loaded is None:
+        draws.open()
+        return
+    if loaded["epoch"] is None:
+        draws.open(loaded["sampler_states"])
+    else:
+        draws.resume(loader, loaded["epoch"])
+        # To draw again has set them back.
+        put(generators_of(loader), loaded["generators"])
 
 
 def raise_failure(batch: Batch) -> NoReturn:

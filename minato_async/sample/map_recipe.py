@@ -50,12 +50,10 @@ class MapRecipe:
         self, loader: DataLoader[Any], setup: WorkerSetup, seeds: EpochSeeds, checks: bool = False
     ) -> None:
         dataset, collate_fn = setup.code.dataset, setup.code.collate_fn
-        #: One ticket is a whole drawn batch: where batching is off (`batch_size=None`), and where
-        #: the dataset fetches batches itself.
-        self.batch_is_ticket = not loader._auto_collation
-        method = "__getitem__"
-        if loader._auto_collation and _fetches_batches(dataset):
-            self.batch_is_ticket, method = True, "__getitems__"
+        self.batch_is_ticket = batch_is_ticket(loader)
+        method = (
+            "__getitems__" if loader._auto_collation and self.batch_is_ticket else "__getitem__"
+        )
         self._method = method
         self._first_step = f"{type(dataset).__name__}.{method}"
         self._transforms = setup.code.transforms
@@ -120,6 +118,12 @@ class MapRecipe:
         if step == 0:
             return self._first_step
         return name_transform(step - 1, self._transforms[step - 1])
+
+
+def batch_is_ticket(loader: DataLoader[Any]) -> bool:
+    """Whether one ticket is a whole drawn batch: where batching is off (`batch_size=None`), and
+    where the dataset fetches batches itself."""
+    return not loader._auto_collation or _fetches_batches(loader.dataset)
 
 
 def as_it_is(batch: Any) -> Any:

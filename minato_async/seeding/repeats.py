@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,3 +52,27 @@ class RepeatCounter:
             drawn[index] = before + 1
             repeats.append(before)
         return repeats if any(repeats) else ()
+
+    def state(self) -> dict[str, Any]:
+        """The counts, as plain values: those of integers packed, for they may be a million."""
+        small = [k for k in self._drawn if type(k) is int and -(1 << 63) <= k < 1 << 63]
+        counts = [self._drawn[key] for key in small]
+        others = [
+            [k, n]
+            for k, n in self._drawn.items()
+            if type(k) is str or not -(1 << 63) <= k < 1 << 63
+        ]
+        return {"keys": _packed(small), "counts": _packed(counts), "others": others}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from the counts in `state`."""
+        self._drawn = dict(zip(_unpacked(state["keys"]), _unpacked(state["counts"]), strict=True))
+        self._drawn.update((key, count) for key, count in state["others"])
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return zlib.compress(array("q", numbers).tobytes())
+
+
+def _unpacked(packed: bytes) -> Sequence[int]:
+    return array("q", zlib.decompress(packed))

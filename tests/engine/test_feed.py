@@ -40,11 +40,15 @@ def test_tickets_are_claimed_in_drawing_order_and_from_one_batch_at_a_time() -> 
     assert feed.claim(2) is None
 
 
-def test_positions_count_samples() -> None:
+def test_positions_count_tickets_and_empty_batches() -> None:
     feed = Feed(sys.maxsize)
-    assert [feed.add("abc", 1).first, feed.add([], 1).first, feed.add(["k"], 5).first] == [0, 3, 3]
-    assert feed.add("x", 1).first == 8
+    added = [feed.add(keys, unit) for keys, unit in (("abc", 1), ((), 1), ("k", 5), ("x", 1))]
+    assert [list(block.positions) for block in added] == [[0, 1, 2], [3], [4], [5]]
     assert feed.outstanding == 9
+
+
+def test_a_block_has_the_positions_that_it_is_given() -> None:
+    assert Feed(1).add("ab", 1, (), [4, 9]).positions == [4, 9]
 
 
 def test_repeats_go_with_their_indices() -> None:

@@ -195,7 +195,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         block, start, stop, epoch = self.block, self._start, self._stop, self._epoch
         return RunClaim(
             start,
-            block.first + start,
+            block.positions[start:stop],
             block.indices[start:stop],
             block.repeats[start:stop],
             self._whole,
@@ -283,7 +283,7 @@ class RemoteSlowJob(RemoteJob, SlowJob):
         sample, block, row = self._sample, self.block, self._sample.row
         return ResumeSample(
             row,
-            block.first + row,
+            block.positions[row],
             block.indices[row],
             block.repeats[row] if block.repeats else 0,
             sample.value,

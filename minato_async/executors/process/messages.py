@@ -22,10 +22,11 @@ class CollateBatch(NamedTuple):
 
 
 class RunClaim(NamedTuple):
-    """Run tickets, the first of which is row `start` of its block, at `position` of the epoch."""
+    """Run tickets, the first of which is row `start` of its block; each has its position in the
+    epoch."""
 
     start: int
-    position: int
+    positions: Sequence[int]
     indices: Sequence[Any]
     repeats: Sequence[int]
     #: They are all that is missing of one batch: collate it.

@@ -211,7 +211,7 @@ class Notes:
         except BaseException:  # it will be made again
             block = self.block
             repeat = block.repeats[row] if block.repeats else 0
-            return Rerun(block.first + row, block.indices[row], repeat)
+            return Rerun(block.positions[row], block.indices[row], repeat)
 
     def unpacked(self, given: CollateBatch) -> Batch | None:
         """The batch of the `given` samples. None: it has failed by one of them."""
@@ -265,7 +265,7 @@ class ClaimNotes(Notes):
     finished samples are kept for that; else they are told of from time to time."""
 
     def __init__(self, request: RunClaim, bound: Bound, desk: Desk) -> None:
-        block = Block(request.position, request.indices, 1, request.repeats)
+        block = Block(0, request.indices, 1, request.repeats, request.positions)
         super().__init__(block, request.start, bound, desk)
         self._request = request
         self._whole = request.whole

@@ -1,0 +1,174 @@
+"""The order that the sampler has in one epoch, and how it is had again in another process.
+
+torch's own samplers are run once more, from the states that their generators had. A sampler with
+`state_dict` goes on from its own state. Any other is run once more too, from the states of all
+generators that it may have drawn from, and what it draws is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from minato_async.resuming.random_states import as_noted, note
+from minato_async.resuming.samplers import (
+    cuts_a_sequence,
+    drawn_from,
+    has_state,
+    is_torchs_own,
+    keepers_of,
+    sampler_of,
+)
+from minato_async.seeding.keys import key_number
+
+#: Batches by which one knows that an order is the same again.
+_COMPARED = 8
+
+
+class SamplerOrder(Iterator[Any]):
+    """What the sampler of `loader` draws in one epoch. One thread at a time."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader_sampler: Iterable[Any] = loader._index_sampler
+        self._name = type(sampler_of(loader)).__qualname__
+        #: Keys of a batch that torch's own `BatchSampler` draws, but for the last.
+        self._size = loader.batch_size if cuts_a_sequence(loader) else None
+        self._keepers = keepers_of(loader)
+        self._sources = drawn_from(loader)
+        self._draws_when_opened = not is_torchs_own(loader)
+        self._opened: dict[str, Any] = {}
+        self._first_draw: dict[str, Any] | None = None
+        self._iterator: Iterator[Any] = iter(())
+        self._last: deque[Any] = deque(maxlen=_COMPARED)
+        #: What `next` has returned so often.
+        self.drawn = 0
+        #: There is no more.
+        self.ended = False
+
+    def open(self) -> None:
+        """Ask the sampler for its order."""
+        if self._draws_when_opened and not self._keepers:
+            self._opened = note(self._sources)
+        self._iterator = iter(self._loader_sampler)
+        if has_state(self._iterator):
+            self._keepers["iterator"] = self._iterator
+
+    def of_rest(self, rest: Iterable[Any]) -> None:
+        """`rest` takes the place of the sampler. To be called first."""
+        self._loader_sampler = rest
+
+    @property
+    def keeps_its_state(self) -> bool:
+        return bool(self._keepers)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is certain that the sampler draws the same again."""
+        return not (self._draws_when_opened or self._keepers)
+
+    def __next__(self) -> Any:
+        if self._first_draw is None:
+            self._first_draw = {} if self._keepers else note(self._sources)
+        try:
+            drawn = next(self._iterator)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.drawn += 1
+        self._last.append(drawn)
+        if self._size is not None and len(drawn) < self._size:
+            # The sampler inside has come to its end, as far as it knows itself.
+            self.ended = True
+        return drawn
+
+    # In a state
+
+    def state(self) -> dict[str, Any]:
+        """How to have it again. The caller is the one thread."""
+        state: dict[str, Any] = {"drawn": self.drawn, "ended": self.ended}
+        if self._keepers:
+            state["own"] = {name: item.state_dict() for name, item in self._keepers.items()}
+        else:
+            state["digest"] = _digest(self._last)
+            state["first_draw"] = self._first_draw
+            noted = self._first_draw or {}
+            state["opened"] = {n: s for n, s in self._opened.items() if s != noted.get(n)}
+        return state
+
+    def reopen(self, state: dict[str, Any]) -> None:
+        """As `open`, for what has the `state` of another: `again` and `next` give what it gave."""
+        own = state.get("own", {})
+        for name, item in self._keepers.items():
+            if name in own:
+                item.load_state_dict(own[name])
+        self._first_draw = state.get("first_draw")
+        self._opened = (self._first_draw or {}) | state.get("opened", {})
+        with as_noted(self._sources, self._opened):
+            self._iterator = iter(self._loader_sampler)
+        if has_state(self._iterator) and "iterator" in own:
+            self._keepers["iterator"] = self._iterator
+            self._keepers["iterator"].load_state_dict(own["iterator"])
+
+    def skip(self, state: dict[str, Any]) -> None:
+        """As `reopen`, for an order that had come to its end: nothing is drawn again."""
+        self.drawn, self.ended = state["drawn"], True
+        self.begin_after(state.get("own", {}))
+
+    def begin_after(self, own: dict[str, Any]) -> None:
+        """To be called before the next `open`, where the sampler's `own` state was saved when it
+        had no more to draw."""
+        keepers = {name: item for name, item in self._keepers.items() if name in own}
+        for name, item in keepers.items():
+            item.load_state_dict(own[name])
+        # For some it is the end of an epoch, which they have to come to: the next `iter` begins
+        # another one. For others the next has begun with this: then it was one key too many.
+        if keepers and next(iter(self._loader_sampler), self) is not self:
+            for name, item in keepers.items():
+                item.load_state_dict(own[name])
+
+    def again(self, state: dict[str, Any]) -> Iterator[Any]:
+        """All that was drawn before `state`, drawn again. To be called, and run to its end, after
+        `reopen`. Raises RuntimeError at the end if the sampler draws other keys."""
+        if self._keepers:
+            self.drawn = state["drawn"]
+            return
+        wanted: int = state["drawn"]
+        with as_noted(self._sources, self._first_draw or {}):
+            for drawn in itertools.islice(self._iterator, wanted):
+                self.drawn += 1
+                self._last.append(drawn)
+                yield drawn
+        # The state of another rank has no digest: here it is other keys.
+        if self.drawn < wanted or state["digest"] not in (None, _digest(self._last)):
+            raise RuntimeError(
+                f"this epoch cannot be resumed: the sampler ({self._name}) does not draw what it "
+                "drew when the state was saved. Call its set_epoch first if it has one, give it "
+                "the generator or the seed that it had, or let it have state_dict and "
+                "load_state_dict, which are then asked instead"
+            )
+
+    def close(self) -> None:
+        """The epoch has come to its end: keep nothing of the user's."""
+        self._iterator = iter(())
+        self._keepers = {}
+        self._last.clear()
+        self._opened, self._first_draw = {}, {}
+
+
+def _digest(drawn: Sequence[Any]) -> int:
+    """The same in every process for the same keys. Those that have no digest count as one."""
+    digest = 0
+    for batch in drawn:
+        keys = batch if isinstance(batch, (list, tuple)) else [batch]
+        for key in keys:
+            try:
+                number = key_number(key)
+            except Exception:
+                number = 0
+            digest = zlib.crc32(number.to_bytes(9, "little", signed=True), digest)
+    return digest
