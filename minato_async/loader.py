@@ -275,8 +275,8 @@ class MinatoLoader(DataLoader[T_co]):
         for what is guaranteed.
 
         Returns:
-            A fresh dict of plain types (numbers, strings, bytes, lists, dicts), but for what
-            samplers and datasets give as their own state, and the keys that a sampler has drawn.
+            A fresh dict of plain types (numbers, strings, lists, dicts), but for what samplers and
+            datasets give as their own state, and the keys that a sampler has drawn.
         """
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)

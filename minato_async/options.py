@@ -68,6 +68,8 @@ class Options:
     executor: str
     #: Samples are watched for changes of shared data.
     check: bool
+    #: Batches read of a shard from one snapshot of its own state to the next.
+    snapshot_every: int
     #: Who is told what becomes of samples, if anybody is.
     recorder: Recorder | None = None
 
@@ -164,6 +166,7 @@ def check_options(loader: DataLoader[Any]) -> Options:
         executor=_chosen_executor(given),
         check=given.check,
         recorder=getattr(given, "_recorder", None),
+        snapshot_every=given.snapshot_every_n_steps or 1,
     )
 
 

@@ -18,25 +18,34 @@ from minato_async.errors import name_batch, name_read
 from minato_async.executors.factory import for_shards, shares_objects
 from minato_async.executors.process.worker_shards import ShardPlan
 from minato_async.iteration.finishing import finish_here, finishing
-from minato_async.iteration.iterators import EngineIterator, SerialIterator, code_of, epoch_number
+from minato_async.iteration.iterators import (
+    EngineIterator,
+    SerialIterator,
+    code_of,
+    epoch_number,
+    owner,
+    resumes,
+)
 from minato_async.iteration.order import choose_order
 from minato_async.options import check_options
 from minato_async.replicas.loader_method import collate_fn_for_workers
 from minato_async.replicas.replica import Replica
+from minato_async.resuming.random_states import as_noted, note, process_wide
 from minato_async.sample.autocast import Autocast
 from minato_async.sample.worker_info import make_worker_info
 from minato_async.seeding.epoch_seeds import EpochSeeds, ThreadRng, thread_streams
 from minato_async.shards.datapipes import seed_pipe, settings_for
-from minato_async.shards.epoch import Shard, ShardRecipe
+from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardRecipe
+from minato_async.shards.position import (
+    Mark,
+    ShardsReceived,
+    Start,
+    opened,
+    snapshot_of,
+    starts_of,
+)
 from minato_async.shards.reader import Reader
 from minato_async.user_warnings import warn_user
-
-
-class NotKept:
-    over = False
-
-    def state(self) -> dict[str, Any]:
-        raise NotImplementedError("the state of iterable datasets is not kept yet")
 
 
 class ShardedIterator(EngineIterator):
@@ -61,13 +70,17 @@ class ShardedIterator(EngineIterator):
             for replica in self._replicas:
                 replica.refresh()
             if self._pipes is not None:
-                self._pipe_seed = self._pipes.draw_seed(loader)
+                self._pipe_seed = self._new_pipe_seed(loader)
                 if not self._elsewhere:
                     for shard in self._shards:
                         seed_pipe(shard.dataset, self._pipe_seed)
         number = epoch_number(loader)
         seeds = self._make_seeds(loader, number)
-        self._length = ReportedLength(loader)
+        starts = loaded_starts(loader)
+        received = ShardsReceived(len(self._shards), self._pipe_seed, starts)
+        for shard, at in zip(self._shards, starts or (), strict=False):
+            shard.start = at
+        self._length = ReportedLength(loader, received.batches)
         recipe = make_shard_recipe(loader, seeds)
         if first:
             self._open_engine(loader, recipe)
@@ -78,7 +91,8 @@ class ShardedIterator(EngineIterator):
             loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
         )
         self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
-        self._begun(loader, number, NotKept())
+        self._shards_received = received
+        self._begun(loader, number, received)
 
     def _open_engine(self, loader: DataLoader[Any], recipe: ShardRecipe) -> None:
         if self._elsewhere:
@@ -99,7 +113,7 @@ class ShardedIterator(EngineIterator):
         count = 1 if self._options.iterable_mode == "shared" else loader.num_workers
         self._pipes = settings_for(loader, count)
         self._elsewhere = not shares_objects(self._options)
-        self._pipe_seed = None if self._pipes is None else self._pipes.draw_seed(loader)
+        self._pipe_seed = None if self._pipes is None else self._new_pipe_seed(loader)
         self._sampler_iter = iter(self._index_sampler)
         self._draw_base_seed(loader)
         #: One for each shard. Not kept for later iterators, as those of map-style datasets are: an
@@ -121,9 +135,24 @@ class ShardedIterator(EngineIterator):
         ]
         for shard, replica in zip(self._shards, self._replicas, strict=False):
             shard.own_recipe = partial(_own_recipe, replica, partial(_collation, loader.batch_size))
-        if self._pipes is not None:
+        if self._pipes is not None and not resumes(loader):
             # Torch draws a second one here, which nobody is told.
             self._pipes.draw_seed(loader)
+
+    def _new_pipe_seed(self, loader: DataLoader[Any]) -> int:
+        assert self._pipes is not None
+        seed = loaded_pipe_seed(loader)
+        return self._pipes.draw_seed(loader) if seed is None else seed
+
+    def _received(self, batch: Batch) -> None:
+        assert isinstance(batch, ShardBatch)
+        self._shards_received.add(batch.source.shard.number, batch.mark)
+
+    def _let_go(self) -> bool:
+        assert isinstance(self._epoch, ShardedEpoch)
+        if not self._epoch.abandoned:
+            self._shards_received.end()
+        return super()._let_go()
 
     def _receive(self, batch: Batch) -> Any:
         self._length.count()
@@ -144,8 +173,11 @@ class SerialIterableIterator(SerialIterator):
         self._begin(loader, first=True)
 
     def _seed_pipe(self, loader: DataLoader[Any]) -> None:
+        self._pipe_seed = None
         if self._pipes is not None:
-            seed_pipe(loader.dataset, self._pipes.draw_seed(loader))
+            seed = loaded_pipe_seed(loader)
+            self._pipe_seed = self._pipes.draw_seed(loader) if seed is None else seed
+            seed_pipe(loader.dataset, self._pipe_seed)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._seed_pipe(loader)
@@ -154,22 +186,51 @@ class SerialIterableIterator(SerialIterator):
     def _begin(self, loader: DataLoader[Any], first: bool) -> None:
         number = epoch_number(loader)
         seeds = self._make_seeds(loader, number)
-        self._length = ReportedLength(loader)
+        starts = loaded_starts(loader)
+        received = self._shards_received = ShardsReceived(1, self._pipe_seed, starts)
+        self._length = ReportedLength(loader, received.batches)
         self._recipe = make_shard_recipe(loader, seeds)
         # The consumer's own random state is used, as with torch, unless a seed was given.
         self._isolated = type(check_options(loader).seed) is int
         with thread_streams(self._isolated) as streams:
             streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
             streams.ticket = -1
-            iterator = iter(loader.dataset)
+            self._open(loader.dataset, None if starts is None else starts[0].mark, streams)
         self._finish = finish_here(loader)
-        recipe = self._recipe
+        self._begun(loader, number, received)
+
+    def _open(self, dataset: Any, mark: Mark | None, streams: Streams) -> None:
+        recipe, shared = self._recipe, process_wide()
+        self._dataset = dataset
+        self._snapshot = None if mark is None else mark.snapshot
+        self._snapshot_age = 0
+        iterator = opened(dataset, self._snapshot)
         self._reader = Reader(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
-        self._begun(loader, number, NotKept())
+        if mark is not None:
+            at = 0 if self._snapshot is None else self._snapshot.ordinal
+            # What is read again must not draw from the program's generators again.
+            with as_noted(shared, note(shared)):
+                self._reader.go_to(mark.ordinal, at, streams)
+
+    def _mark(self, batch_read: bool) -> Mark:
+        reader, ordinal = self._reader, self._reader.ordinal + 1
+        self._snapshot_age += batch_read
+        if self._snapshot_age >= self._recipe.snapshot_every:
+            self._snapshot = snapshot_of(self._dataset, reader.iterator, ordinal)
+            self._snapshot_age = 0
+        return Mark(ordinal, reader.ended, self._snapshot)
 
     def _next(self) -> Any:
-        with thread_streams(self._isolated) as streams:
-            batch = self._load(streams)
+        try:
+            with thread_streams(self._isolated) as streams:
+                batch = self._load(streams)
+        except StopIteration:
+            self._shards_received.end()
+            raise
+        except Exception:
+            self._shards_received.add(0, self._mark(batch_read=False))
+            raise
+        self._shards_received.add(0, self._mark(batch_read=True))
         self._length.count()
         return batch
 
@@ -239,6 +300,7 @@ def make_shard_recipe(loader: DataLoader[Any], seeds: EpochSeeds) -> ShardRecipe
         grad=torch.is_grad_enabled(),
         autocast=Autocast.of_this_thread(),
         transforms=check_options(loader).transforms,
+        snapshot_every=check_options(loader).snapshot_every,
     )
 
 
@@ -253,6 +315,17 @@ def _collate_one(collate_fn: Callable[[Any], Any], samples: list[Any]) -> Any:
     return collate_fn(samples[0])
 
 
+def loaded_starts(loader: DataLoader[Any]) -> list[Start] | None:
+    """Where the epoch that was loaded goes on in each shard; None: it begins."""
+    loaded = owner(loader)._loaded
+    return starts_of(loaded["epoch"]) if loaded is not None and resumes(loader) else None
+
+
+def loaded_pipe_seed(loader: DataLoader[Any]) -> int | None:
+    loaded = owner(loader)._loaded
+    return loaded["epoch"]["pipe_seed"] if loaded is not None and resumes(loader) else None
+
+
 class ReportedLength:
     """Warns, as torch does, when an iterable dataset yields more than it said it would.
 
@@ -260,12 +333,12 @@ class ReportedLength:
     as with torch.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], yielded: int) -> None:
         #: Set where `len(loader)` was asked for.
         self._reported: int | None = loader._IterableDataset_len_called
         self._dataset = loader.dataset
         self._has_workers = loader.num_workers > 0
-        self._yielded = 0
+        self._yielded = yielded
 
     def count(self) -> None:
         """One more is about to be returned."""

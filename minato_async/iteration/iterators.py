@@ -614,8 +614,10 @@ class MapIterator(EngineIterator):
         self._draws.received(batch.positions)
 
     def _let_go(self) -> bool:
-        # Not where the iteration was ended from outside, or by the sampler's failure.
-        if not (self._epoch.abandoned or self._draw_errors):
+        # Not where the iteration was ended from outside, by the sampler's failure, or for one of
+        # several consumers.
+        epoch = self._epoch
+        if epoch.finished and not (epoch.abandoned or self._draw_errors):
             self._draws.end()
         return super()._let_go()
 

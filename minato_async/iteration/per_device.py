@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,21 @@ class DeviceIterator(LoaderIterator):
     @property
     def _has_ended(self) -> bool:
         return self._closed or self._shared._epoch is not self._epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `MinatoLoader.state_dict`: of the pass, all devices together."""
+        return self._shared.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refused: a pass for several devices goes on when it is begun.
+
+        Raises:
+            RuntimeError: which says what to do.
+        """
+        raise RuntimeError(
+            "one device cannot go back by itself: give the state to the loader's load_state_dict, "
+            "and call per_device again"
+        )
 
     @property
     def stats(self) -> Stats:

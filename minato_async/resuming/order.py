@@ -15,11 +15,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from minato_async.resuming.own_state import has_state
 from minato_async.resuming.random_states import as_noted, note
 from minato_async.resuming.samplers import (
     cuts_a_sequence,
     drawn_from,
-    has_state,
     is_torchs_own,
     keepers_of,
     sampler_of,

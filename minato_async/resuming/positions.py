@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -68,18 +69,19 @@ class Received:
 
     # In a state
 
-    def state(self) -> dict[str, int | bytes]:
+    def state(self) -> dict[str, int | str]:
         """Plain and small: the frontier, and the lengths of the runs beyond it, missing and
         received in turn."""
-        return {"frontier": self.frontier, "beyond": zlib.compress(_varints(self._runs()), 9)}
+        packed = zlib.compress(_varints(self._runs()), 9)
+        return {"frontier": self.frontier, "beyond": base64.b64encode(packed).decode()}
 
     @classmethod
-    def of_state(cls, state: dict[str, int | bytes]) -> Received:
+    def of_state(cls, state: dict[str, int | str]) -> Received:
         frontier, runs = state["frontier"], state["beyond"]
         assert isinstance(frontier, int)
-        assert isinstance(runs, bytes)
+        assert isinstance(runs, str)
         beyond = bytearray()
-        for number, length in enumerate(_numbers(zlib.decompress(runs))):
+        for number, length in enumerate(_numbers(zlib.decompress(base64.b64decode(runs)))):
             beyond += (b"\x01" if number % 2 else b"\x00") * length
         return cls(frontier, bytes(beyond))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import random
 import sys
@@ -33,10 +34,10 @@ class TorchGenerator:
         self.shared = shared
 
     def get(self) -> Any:
-        return self._generator.get_state().numpy().tobytes()
+        return _text(self._generator.get_state().numpy().tobytes())
 
     def set(self, state: Any) -> None:
-        self._generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        self._generator.set_state(torch.frombuffer(_data(state), dtype=torch.uint8))
 
 
 class PythonRandom:
@@ -46,11 +47,11 @@ class PythonRandom:
 
     def get(self) -> Any:
         version, numbers, gauss = random.getstate()
-        return [version, array("I", numbers).tobytes(), gauss]
+        return [version, _text(array("I", numbers).tobytes()), gauss]
 
     def set(self, state: Any) -> None:
         version, numbers, gauss = state
-        random.setstate((version, tuple(array("I", numbers)), gauss))
+        random.setstate((version, tuple(array("I", bytes(_data(numbers)))), gauss))
 
 
 class NumpyRandom:
@@ -60,13 +61,22 @@ class NumpyRandom:
 
     def get(self) -> Any:
         name, numbers, *rest = sys.modules["numpy"].random.get_state()
-        return [str(name), numbers.tobytes(), *rest]
+        return [str(name), _text(numbers.tobytes()), *rest]
 
     def set(self, state: Any) -> None:
         import numpy as np
 
         name, numbers, *rest = state
-        np.random.set_state((name, np.frombuffer(numbers, np.uint32), *rest))
+        np.random.set_state((name, np.frombuffer(_data(numbers), np.uint32), *rest))
+
+
+def _text(data: bytes) -> str:
+    # So that a state can be written as JSON.
+    return base64.b64encode(data).decode()
+
+
+def _data(text: str) -> bytearray:
+    return bytearray(base64.b64decode(text))
 
 
 def process_wide() -> dict[str, Source]:

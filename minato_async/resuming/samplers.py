@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from minato_async.resuming.own_state import has_state, is_there
 from minato_async.resuming.random_states import Source, TorchGenerator, process_wide
 
 #: What each of torch's own samplers is made with, as far as its order depends on it.
@@ -101,19 +102,10 @@ def drawn_from(loader: DataLoader[Any]) -> dict[str, Source]:
     return {"sampler": TorchGenerator(generator)}
 
 
-def has_state(item: Any) -> bool:
-    """Whether `item` saves and loads its own state."""
-    return _is_there(item, "state_dict") and _is_there(item, "load_state_dict")
-
-
 def _lying_in(item: Any, name: str) -> Any:
     """What `item` has under this name in itself; None: nothing."""
     value = inspect.getattr_static(item, name, None)
     return None if isinstance(value, property) or hasattr(type(value), "__set__") else value
-
-
-def _is_there(item: Any, method: str) -> bool:
-    return inspect.getattr_static(item, method, None) is not None
 
 
 def keepers_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -132,6 +124,6 @@ def epoch_setters(loader: DataLoader[Any]) -> dict[str, Any]:
     """The samplers that are told the number of the epoch, as torch's `DistributedSampler` is."""
     found = {}
     for name, item in (("batch_sampler", loader.batch_sampler), ("sampler", sampler_of(loader))):
-        if type(_lying_in(item, "epoch")) is int and _is_there(item, "set_epoch"):
+        if type(_lying_in(item, "epoch")) is int and is_there(item, "set_epoch"):
             found[name] = item
     return found

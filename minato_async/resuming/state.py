@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from minato_async.resuming.own_state import has_state
 from minato_async.resuming.random_states import note
 from minato_async.resuming.samplers import (
     describe,
     epoch_setters,
     generators_of,
-    has_state,
     keepers_of,
 )
 
@@ -98,6 +98,8 @@ def check_state(loader: DataLoader[Any], state: Any) -> dict[str, Any]:
             f"kind {kind!r}"
         )
     loaded = copy.deepcopy(dict(state))
+    if kind == "iterable" and state["epoch"] is not None:
+        _check_shards(loader, state["epoch"])
     if kind == "map":
         _check_map(loader, state)
         if _of_another_rank(loader, state):
@@ -109,6 +111,22 @@ def _of_another_rank(loader: DataLoader[Any], state: Mapping[str, Any]) -> bool:
     rank = state["sampler"]["settings"].get("rank")
     in_epoch = state["epoch"] is not None
     return in_epoch and rank is not None and rank != describe(loader)["settings"]["rank"]
+
+
+def _check_shards(loader: DataLoader[Any], epoch: Mapping[str, Any]) -> None:
+    then, now = len(epoch["shards"]), shards_of(loader)
+    if then != now:
+        raise ValueError(
+            f"this state was saved of {then} shards, and this loader reads {now}: each worker has "
+            "its own, and what it yields depends on how many there are. Use num_workers="
+            f"{then}, or iterable_mode='shared' for both, where there is one for any number"
+        )
+
+
+def shards_of(loader: DataLoader[Any]) -> int:
+    """In how many shards an iterable dataset is read."""
+    shared = getattr(loader, "iterable_mode", None) == "shared"
+    return 1 if shared else max(1, loader.num_workers)
 
 
 def _check_map(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -70,9 +71,9 @@ class RepeatCounter:
         self._drawn.update((key, count) for key, count in state["others"])
 
 
-def _packed(numbers: Sequence[int]) -> bytes:
-    return zlib.compress(array("q", numbers).tobytes())
+def _packed(numbers: Sequence[int]) -> str:
+    return base64.b64encode(zlib.compress(array("q", numbers).tobytes())).decode()
 
 
-def _unpacked(packed: bytes) -> Sequence[int]:
-    return array("q", zlib.decompress(packed))
+def _unpacked(packed: str) -> Sequence[int]:
+    return array("q", zlib.decompress(base64.b64decode(packed)))

@@ -22,6 +22,7 @@ from minato_async.engine.stage import Stage
 from minato_async.errors import name_transform
 from minato_async.process_wide import Own
 from minato_async.sample.autocast import Autocast
+from minato_async.shards.position import Mark, Start
 from minato_async.shards.reader import Reader
 from minato_async.stats import Stats, StepCosts
 
@@ -38,6 +39,8 @@ class Shard:
         self.info = info
         #: Filters of warnings and the like that code of this shard has changed, on threads.
         self.own = Own()
+        #: Where the next epoch goes on in it, if that is resumed.
+        self.start: Start | None = None
         #: `worker_init_fn` has run.
         self.initialised = False
         #: A worker is inside this shard, or about to be: it owns the iterator. Set under the
@@ -73,6 +76,8 @@ class ShardRecipe:
     seeds: ShardSeeds | None = None
     #: Applied to each sample as it is read, by the worker that reads the shard.
     transforms: Sequence[Callable[[Any], Any]] = ()
+    #: Batches read of a shard from one snapshot of its own state to the next.
+    snapshot_every: int = 1
     #: Collating may change what is the shard's: who reads the batch collates it before it leaves
     #: the shard.
     collates_inside: bool = False
@@ -104,12 +109,18 @@ class ShardPass:
         self.inference = False
         self.autocast = recipe.autocast
         self.reader: Reader | None = None
+        self.start, shard.start = shard.start, None
+        #: Of a dataset or an iterator that has a state, the last; and how many reads ago.
+        self.snapshot = None if self.start is None else self.start.mark.snapshot
+        self.snapshot_age = 0
+        #: Something was read in this epoch.
+        self.begun = False
         #: Batches read or failed.
-        self.rounds = 0
+        self.rounds = 0 if self.start is None else self.start.rounds
         #: Batches being read, or read and not delivered.
         self.ahead = 0
         #: No more batches will be read.
-        self.ended = False
+        self.ended = self.start is not None and self.start.mark.ended
         #: Where order is kept: batches read whose turn has not come.
         self.in_turn: deque[ShardBatch] = deque()
 
@@ -117,11 +128,13 @@ class ShardPass:
 class ShardBatch(Batch):
     """Samples read from one shard, on their way to the consumer."""
 
-    __slots__ = ("source",)
+    __slots__ = ("mark", "source")
 
     def __init__(self, source: ShardPass, first: int, samples: list[Any]) -> None:
         super().__init__(len(samples), 1)
         self.source = source
+        #: Where the shard is behind it; None: nobody knows.
+        self.mark: Mark | None = None
         self.indices = list(range(first, first + len(samples)))
         self.put(0, samples)
 
@@ -148,7 +161,7 @@ class ShardedEpoch:
         self._passes = [ShardPass(shard, recipe) for shard in shards]
         self._keeps_order = keeps_order
         #: The shards that still have turns, the one that is due first.
-        self._turns = deque(self._passes)
+        self._turns = deque(sorted((p for p in self._passes if not p.ended), key=_turn))
         self._ahead = sys.maxsize if ahead is None else ahead
         #: What one batch takes of the window while it is being read.
         self._places = recipe.batch_size or 1
@@ -158,7 +171,7 @@ class ShardedEpoch:
         self.finished_samples = 0
         self.sync = sync
         #: Shards that have not ended, and batches being read, or read and not delivered.
-        self._unended = len(self._passes)
+        self._unended = len(self._turns)
         self._undelivered = 0
         #: Nobody will ask for more: late outcomes are dropped.
         self.abandoned = False
@@ -274,6 +287,7 @@ class ShardedEpoch:
         """A worker has read `batch` from `source` and leaves it; None: there was none left. One
         that failed carries its failure and is complete, others are yet to be collated."""
         source.shard.occupied = False
+        source.begun = True
         if ended:
             source.ended = True
             self._unended -= 1

@@ -19,6 +19,7 @@ from minato_async.process_wide import entered
 from minato_async.sample.worker_info import shown
 from minato_async.sample.worker_setup import current_state
 from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.shards.position import Mark, opened, snapshot_of
 from minato_async.shards.reader import Reader
 
 
@@ -123,17 +124,36 @@ class ReadJob(UnwatchedJob):
                 source.reader = self._open(streams)
             first = source.reader.ordinal + 1
             samples = source.reader.read(streams, lambda: self._epoch.abandoned)
+            mark = self._mark(source.reader)
         except BaseException as error:
             if isinstance(error, SampleCancelled) and self._epoch.abandoned:
                 raise
             return self._failed(error, worker)
-        return ShardBatch(source, first, samples) if samples else None
+        if not samples:
+            return None
+        batch = ShardBatch(source, first, samples)
+        batch.mark = mark
+        return batch
 
     def _open(self, streams: Streams) -> Reader:
-        shard = self._source.shard
+        shard, start = self._source.shard, self._source.start
         initialise(shard, self._recipe, streams)
         streams.ticket = -1
-        return self._reader(iter(shard.dataset))
+        snapshot = self._source.snapshot
+        reader = self._reader(opened(shard.dataset, snapshot))
+        if start is not None:
+            at = 0 if snapshot is None else snapshot.ordinal
+            reader.go_to(start.mark.ordinal, at, streams, lambda: self._epoch.abandoned)
+        return reader
+
+    def _mark(self, reader: Reader) -> Mark:
+        """Where the shard is, after a batch was read; with a new snapshot if it is time for one."""
+        source, ordinal = self._source, reader.ordinal + 1
+        source.snapshot_age += 1
+        if source.snapshot_age >= self._recipe.snapshot_every:
+            made = snapshot_of(source.shard.dataset, reader.iterator, ordinal)
+            source.snapshot, source.snapshot_age = made, 0
+        return Mark(ordinal, reader.ended, source.snapshot)
 
     def _reader(self, iterator: Iterator[Any]) -> Reader:
         recipe = self._recipe
@@ -147,6 +167,8 @@ class ReadJob(UnwatchedJob):
             where = "before its first sample"
             step = self._recipe.step if shard.initialised else "worker_init_fn"
         batch = ShardBatch(self._source, 0, [])
+        if reader is not None:
+            batch.mark = Mark(reader.ordinal + 1, reader.ended, self._source.snapshot)
         batch.failure = name_read(error, f"shard {shard.number}, {where}", step, worker)
         return batch
 

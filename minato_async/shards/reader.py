@@ -59,6 +59,20 @@ class Reader:
         """Names the sample being read."""
         return f"sample {self._named}"
 
+    @property
+    def iterator(self) -> Iterator[Any]:
+        """What is read."""
+        return self._iterator
+
+    def go_to(
+        self, ordinal: int, start: int, streams: Streams, stop: Callable[[], bool] = _never
+    ) -> None:
+        """Read and drop what comes before sample `ordinal`; the iterator is at sample `start`."""
+        self.ordinal = start - 1
+        while self.ordinal + 1 < ordinal and not (self.ended or stop()):
+            with contextlib.suppress(Exception):  # it was delivered then
+                self._next(streams)
+
     def read(self, streams: Streams, stop: Callable[[], bool] = _never) -> list[Any]:
         """The samples of the next batch; none, if there are not enough left for one.
 

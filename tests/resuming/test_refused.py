@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,8 +147,9 @@ class TestTheDict:
         assert state == kept
 
     @pytest.mark.parametrize("kind", [kind for kind in loaders.KINDS if kind != "objects"])
-    def test_is_plain_enough_for_torch_load(self, kind: str) -> None:
+    def test_is_plain_enough_for_torch_load_and_for_json(self, kind: str) -> None:
         state = state_after(loaders.make(kind, "serial"), 2)
+        assert json.loads(json.dumps(state)) == state
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)

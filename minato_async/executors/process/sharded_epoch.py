@@ -18,12 +18,15 @@ from minato_async.executors.process.epoch_state import Context
 from minato_async.executors.process.jobs import DEATHS
 from minato_async.executors.process.messages import Collated
 from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.shards.position import Mark, Start
 
 
 class ReadShard(NamedTuple):
     """Order: the next batch of a shard."""
 
     number: int
+    #: Where to begin, if that is not the beginning.
+    start: Start | None = None
 
 
 class FinishBatch(NamedTuple):
@@ -49,6 +52,7 @@ class ShardRead(NamedTuple):
     #: What others are to finish, see `FinishBatch`.
     packed: list[Any] = []  # noqa: RUF012 - never changed
     states: Sequence[Any] = ()
+    mark: Mark | None = None
 
 
 class RemoteShardedEpoch(ShardedEpoch):
@@ -122,7 +126,7 @@ class RemoteShardedEpoch(ShardedEpoch):
             del self._homes[number]
             source = self._passes[number]
             # What it has not begun in this epoch, others can begin.
-            if source.rounds and not source.ended:
+            if source.begun and not source.ended:
                 self._occupy(source)
                 self.lose(source, worker, how)
 
@@ -140,9 +144,11 @@ class RemoteShardedEpoch(ShardedEpoch):
         error.add_note(f"minato_async: shard {number}, step {self._step}, {worker.name}")
         self.read_failed(source, error, ended=True)
 
-    def read_failed(self, source: ShardPass, error: Any, ended: bool) -> None:
+    def read_failed(
+        self, source: ShardPass, error: Any, ended: bool, mark: Mark | None = None
+    ) -> None:
         batch = ShardBatch(source, 0, [])
-        batch.failure = error
+        batch.failure, batch.mark = error, mark
         self.read(source, batch, ended)
 
     def abandon(self) -> Sequence[Job]:
@@ -181,7 +187,8 @@ class RemoteReadJob(RemoteShardJob):
         return f"shard {self._source.shard.number}"
 
     def request(self, progress: Progress) -> ReadShard:
-        return ReadShard(self._source.shard.number)
+        source = self._source
+        return ReadShard(source.shard.number, None if source.begun else source.start)
 
     def reply(self, worker: Worker, events: Sequence[ShardRead]) -> None:
         with self._lock:
@@ -193,11 +200,12 @@ class RemoteReadJob(RemoteShardJob):
     def _read(self, event: ShardRead) -> None:
         self._left = True
         if event.failure is not None and not event.samples:
-            self._epoch.read_failed(self._source, event.failure, event.ended)
+            self._epoch.read_failed(self._source, event.failure, event.ended, event.mark)
         elif not event.samples:
             self._epoch.read(self._source, None, event.ended)
         else:
             batch = ShardBatch(self._source, event.first, [None] * event.samples)
+            batch.mark = event.mark
             self._epoch.read(self._source, batch, event.ended)
             if event.packed:
                 packed, states = event.packed, event.states

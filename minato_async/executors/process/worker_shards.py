@@ -22,6 +22,7 @@ from minato_async.sample.map_recipe import as_it_is
 from minato_async.shards.datapipes import PipeSharding, seed_pipe
 from minato_async.shards.epoch import Shard, ShardBatch, ShardPass, ShardRecipe
 from minato_async.shards.jobs import ReadJob, close_shard
+from minato_async.shards.position import Start
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class ShardRunner:
             given = ShardPass(self._shard(request.number), self._recipe)
             FinishJob(request, given, reading, self._recipe, reading, self._desk).run(self._desk)
             return [Collated(event.content, event.failure) for event in reading.events]
-        source = self._pass(request.number)
+        source = self._pass(request.number, request.start)
         if not self._plan.shares:
             ReadJob(source, reading, self._recipe, reading).run(self._desk)
             return reading.events
@@ -87,10 +88,11 @@ class ShardRunner:
         job.run(self._desk)
         return [event._replace(packed=job.packed, states=job.states) for event in reading.events]
 
-    def _pass(self, number: int) -> ShardPass:
+    def _pass(self, number: int, start: Start | None) -> ShardPass:
         source = self._passes.get(number)
         if source is None:
             shard = self._shard(number)
+            shard.start = start
             source = self._passes[number] = ShardPass(shard, self._recipe)
         return source
 
@@ -131,7 +133,8 @@ class _Reading:
         failure = None if batch is None or batch.failure is None else pack_error(batch.failure)
         ordinals: Sequence[int] = () if batch is None else batch.indices
         first = ordinals[0] if ordinals else 0
-        event = ShardRead(first, len(ordinals), ended, None, failure)
+        mark = None if batch is None else batch.mark
+        event = ShardRead(first, len(ordinals), ended, None, failure, mark=mark)
         self.events.append(event)
 
     def collated(self, batch: ShardBatch, content: Any, failure: BaseException | None) -> None:
