@@ -33,16 +33,14 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
     Returns:
         What `accelerator.prepare` returns: the prepared objects in the same order, or the only one.
 
+    With `use_stateful_dataloader=True` the loader's state is saved and loaded by
+    `accelerator.save_state` and `load_state`, as that of torchdata's StatefulDataLoader would be.
+
     Raises:
-        NotImplementedError: if Accelerate is to use torchdata's StatefulDataLoader, or wraps the
-            loader in something else than its own (on TPUs).
+        NotImplementedError: if Accelerate wraps the loader in something else than its own (on
+            TPUs).
     """
     ours = [_inside(item) for item in objects]
-    if accelerator.use_stateful_dataloader and any(loader is not None for loader in ours):
-        raise NotImplementedError(
-            "use_stateful_dataloader=True asks for torchdata's StatefulDataLoader instead of "
-            "MinatoLoader: choose one"
-        )
     result = accelerator.prepare(*objects, **options)
     results = [result] if len(objects) == 1 else result
     for prepared, loader in zip(results, ours, strict=True):
@@ -160,14 +158,22 @@ def _inside(loader: Any) -> MinatoLoader[Any] | None:
 
 def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
     stock = getattr(prepared, "base_dataloader", None)
-    if type(stock) is not TorchLoader:
+    if type(stock) is not TorchLoader and not _is_stateful(stock):
         raise NotImplementedError(
             f"Accelerate has made a {type(prepared).__name__} of the MinatoLoader, with "
             f"{type(stock).__name__} inside: there is no place to put it back"
         )
     ours = _made_like(stock, loader)
     prepared.base_dataloader = ours
+    prepared.dl_state_dict = ours.state_dict()
     return ours
+
+
+def _is_stateful(stock: Any) -> bool:
+    """Whether it is torchdata's loader, which Accelerate makes where its state is to be saved. Known
+    by its name: torchdata need not be there."""
+    kind = type(stock)
+    return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
 
 
 def _made_like(stock: TorchLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
@@ -177,6 +183,10 @@ def _made_like(stock: TorchLoader[Any], loader: MinatoLoader[Any]) -> MinatoLoad
     """
     ours = copy.copy(loader)
     # `vars`, because torch forbids to set a sampler afterwards. The order is for ours to say: when
-    # the Trainer evaluates, it is not the one of its arguments.
-    vars(ours).update({name: value for name, value in vars(stock).items() if name != "in_order"})
+    # the Trainer evaluates, it is not the one of its arguments. How often the state is asked for is
+    # ours to say as well, and what torchdata's loader has beside torch's attributes is no use.
+    given = {name: value for name, value in vars(stock).items() if name in vars(loader)}
+    for name in ("in_order", "snapshot_every_n_steps"):
+        given.pop(name, None)
+    vars(ours).update(given)
     return ours

@@ -33,7 +33,7 @@ from minato_async.replicas.pool import ReplicaPool, WorkerReplicas
 from minato_async.replicas.replica import Code
 from minato_async.resuming.random_states import put
 from minato_async.resuming.samplers import generators_of
-from minato_async.resuming.state import Left, Progress, keeps_base_seed
+from minato_async.resuming.state import Left, Progress, keeps_base_seed, tell_epochs
 from minato_async.sample.map_recipe import Bound, MapRecipe, batch_is_ticket
 from minato_async.sample.openmp import find_libraries
 from minato_async.sample.worker_setup import WorkerSetup
@@ -653,6 +653,8 @@ def begin_draws(draws: Draws, loader: DataLoader[Any]) -> None:
     if loaded["epoch"] is None:
         draws.open(loaded["sampler_states"])
     else:
+        # Again, whatever they were told since: it is that epoch which goes on.
+        tell_epochs(loader, loaded)
         draws.resume(loader, loaded["epoch"])
         # To draw again has set them back.
         put(generators_of(loader), loaded["generators"])
