@@ -157,7 +157,7 @@ def _inside(loader: Any) -> MinatoLoader[Any] | None:
 
 
 def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
-    stock = getattr(prepared, "base_dataloader", None)
+    stock: Any = getattr(prepared, "base_dataloader", None)
     if type(stock) is not TorchLoader and not _is_stateful(stock):
         raise NotImplementedError(
             f"Accelerate has made a {type(prepared).__name__} of the MinatoLoader, with "
@@ -170,8 +170,8 @@ def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
 
 
 def _is_stateful(stock: Any) -> bool:
-    """Whether it is torchdata's loader, which Accelerate makes where its state is to be saved. Known
-    by its name: torchdata need not be there."""
+    """Whether it is torchdata's loader, which Accelerate makes where its state is to be saved.
+    Known by its name: torchdata need not be there."""
     kind = type(stock)
     return kind.__name__ == "StatefulDataLoader" and kind.__module__.startswith("torchdata.")
 
