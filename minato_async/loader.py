@@ -122,10 +122,23 @@ class MinatoLoader(DataLoader[T_co]):
         check: a debugging mode. Steps run one at a time, and one that changes an array or a tensor
             in place that the dataset or a transform refers to raises RuntimeError, which names the
             attribute and the sample. Slow: all that data is read for every sample.
+        device: where batches are delivered: a `torch.device`, or its name or index. Each is copied
+            while the step before works on another: from pinned memory, on a stream of its own, by a
+            thread that is neither a worker's nor the consumer's. What the consumer has the device
+            do after `next()`, on the stream that is its current one then, finds the batch there;
+            for another stream call `record_stream` yourself. At most `prefetch_factor` batches (2
+            if that is None) are on the device before they are taken. With `num_workers=0` it is
+            copied in `next()`. None: batches stay where they were collated. See `docs/device.md`.
+        device_transform: a function of a batch on the device that returns the batch to deliver:
+            augmentations, normalisation, casts. It runs on the prefetch's stream, for one batch
+            after the other, in one thread; it is this object itself and no copy. What it draws
+            depends on (seed, epoch, indices of the batch) alone. With `device` only, which may be
+            "cpu".
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.
         NotImplementedError: for `executor="process"` elsewhere than on Linux.
+        RuntimeError: from `iter()`, if torch does not find `device`.
     """
 
     def __init__(
@@ -164,6 +177,8 @@ class MinatoLoader(DataLoader[T_co]):
         executor: str = "auto",
         check: bool = False,
         snapshot_every_n_steps: int | None = 1,
+        device: str | int | torch.device | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -201,6 +216,8 @@ class MinatoLoader(DataLoader[T_co]):
         self.executor = executor
         self.check = check
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.device = device
+        self.device_transform = device_transform
         options = check_options(self)
         self._epochs = 0
         self._replicas = ReplicaPool()
@@ -209,7 +226,8 @@ class MinatoLoader(DataLoader[T_co]):
         self._loaded: dict[str, Any] | None = None
         self._last_stats = Stats()
         if self.seed is not False and (num_workers > 0 or self.seed is not None):
-            install_streams(torch=num_workers == 0 or options.executor == "thread")
+            here = num_workers == 0 or options.executor == "thread"
+            install_streams(torch=here or self.device_transform is not None)
 
     #: Who is told what becomes of samples, if anybody is. Set before workers start.
     _recorder: Recorder | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from minato_async.engine.recorder import Recorder
@@ -70,6 +71,10 @@ class Options:
     check: bool
     #: Batches read of a shard from one snapshot of its own state to the next.
     snapshot_every: int
+    #: Where batches are delivered; None: where they were collated.
+    device: torch.device | None
+    #: What is done with each batch there.
+    device_transform: Callable[[Any], Any] | None
     #: Who is told what becomes of samples, if anybody is.
     recorder: Recorder | None = None
 
@@ -165,6 +170,8 @@ def check_options(loader: DataLoader[Any]) -> Options:
         max_workers=_most_workers(given),
         executor=_chosen_executor(given),
         check=given.check,
+        device=_checked_device(given.device),
+        device_transform=_checked_device_transform(given),
         recorder=getattr(given, "_recorder", None),
         snapshot_every=given.snapshot_every_n_steps or 1,
     )
@@ -240,6 +247,34 @@ def _most_workers(given: Any) -> int:
     if most is not None:
         return most
     return max(workers, math.ceil(cpu_share() * _WORKERS_PER_CORE))
+
+
+def _checked_device(device: Any) -> torch.device | None:
+    if device is None:
+        return None
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise TypeError(f"device must be a torch.device, its name, or None, got {device!r}")
+    try:
+        checked = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be a torch.device or its name, got {device!r}") from error
+    if checked.type == "meta":
+        raise ValueError("device='meta' has no memory to deliver batches in")
+    return checked
+
+
+def _checked_device_transform(given: Any) -> Callable[[Any], Any] | None:
+    transform: Callable[[Any], Any] | None = given.device_transform
+    if transform is None:
+        return None
+    if not callable(transform):
+        raise TypeError(f"device_transform must be a callable or None, got {transform!r}")
+    if given.device is None:
+        raise ValueError(
+            "device_transform runs on the device on which batches are delivered: give device, "
+            "which may be 'cpu', too"
+        )
+    return transform
 
 
 def _check_count(name: str, value: Any, unit: str, least: int = 1) -> None:

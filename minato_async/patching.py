@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _SIGNATURE = inspect.signature(MinatoLoader.__init__)
 #: What belongs to one loader, and so can be no default for all.
-_OF_ONE_LOADER = frozenset({"transforms", "pin_memory_device"})
+_OF_ONE_LOADER = frozenset({"transforms", "pin_memory_device", "device_transform"})
 _NEEDS_WORKERS = frozenset(
     {"prefetch_factor", "persistent_workers", "max_queue_size", "max_workers", "sample_timeout"}
 )

@@ -52,6 +52,18 @@ class Stats:
     #: consumer has not taken, and bytes of those that it is done with.
     in_stage: int = 0
     in_stage_bytes: int = 0
+    #: With `device`: batches that were copied there and that the consumer has taken, their bytes,
+    #: and seconds that the device copied.
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_seconds: float = 0.0
+    #: How many of them were not ready on the device when the consumer took them, and seconds that
+    #: its stream then waited for the copy and for `device_transform`.
+    copy_waits: int = 0
+    copy_waited: float = 0.0
+    #: Share of the time for copies and `device_transform` in which the consumer did not wait for
+    #: them.
+    copy_hidden: float = 1.0
     #: Seconds of cost after which a sample is slow; infinite before there is a threshold.
     threshold: float = float("inf")
     #: Samples finished; of these diverted between two steps; stuck workers in whose place another
@@ -76,3 +88,8 @@ class Stats:
     steps: tuple[StepCosts, ...] = ()
     #: (seconds since the engine started, workers wanted), whenever that changed.
     worker_history: tuple[tuple[float, int], ...] = field(default=(), repr=False)
+
+    @property
+    def copy_rate(self) -> float:
+        """Bytes copied to the device in a second of copying; nan if none were."""
+        return self.copied_bytes / self.copy_seconds if self.copy_seconds else float("nan")

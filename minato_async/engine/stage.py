@@ -38,6 +38,10 @@ class StageWork(Protocol):
         """What the consumer gets for the `content` of `batch`. What this raises is the batch's
         failure."""
 
+    def rest(self) -> None:
+        """For the moment there is no other batch to be worked on; or there will be none any more.
+        Called by the same thread, which may be made to wait."""
+
 
 class Stage:
     """The batches of one epoch that are in the stage, as plain state: the caller of every method
@@ -134,6 +138,8 @@ class StageThread:
         self._loading: Staging | None = None
         self._idle = False
         self._closed = False
+        #: What has worked since it was last told to rest. The thread's own.
+        self._working: StageWork | None = None
         self._on_failed, self._on_ended = on_failed, on_ended
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
@@ -193,12 +199,21 @@ class StageThread:
                     content = None if batch is None else batch.take_content()
                 self._idle = batch is None
                 closed = self._closed
+            working = self._working
+            if working is not None and (
+                batch is None or stage is None or stage.work is not working
+            ):
+                working.rest()
+                self._working = working = None
+                if batch is None:
+                    continue  # another may have come meanwhile
             if batch is None or loading is None or stage is None:
                 # Whoever holds the lock frees nothing, nor does the loop.
                 self._due.free()
                 return not closed
+            self._working = stage.work
             self._finish(loading, stage, batch, content)
-            del loading, stage, batch, content
+            del loading, stage, batch, content, working
 
     def _finish(self, loading: Staging, stage: Stage, batch: Batch, content: Any) -> None:
         result: Any = None
@@ -211,8 +226,6 @@ class StageThread:
             if isinstance(error, SampleCancelled) and self._closed:
                 raise
             failure = name_batch(error, batch.indices, (), NAME, stage.work.doing)
-        # Freed here and not by the consumer, who would wait for it.
-        del content
         with self._lock:
             stage.done(batch, size)
             loading.staged(batch, result, failure)

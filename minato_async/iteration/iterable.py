@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -90,7 +90,9 @@ class ShardedIterator(EngineIterator):
         start = self._side.sharded_epoch(
             loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
         )
-        self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
+        work, bound = finishing(loader, self._side.receive, partial(_seed_of, recipe))
+        self._finishing = work
+        self._epoch = self._engine.begin(start, work, bound)
         self._shards_received = received
         self._begun(loader, number, received)
 
@@ -196,7 +198,7 @@ class SerialIterableIterator(SerialIterator):
             streams.begin(lambda ordinal: self._recipe.seed(0, ordinal))
             streams.ticket = -1
             self._open(loader.dataset, None if starts is None else starts[0].mark, streams)
-        self._finish = finish_here(loader)
+        self._finish = finish_here(loader, self._isolated)
         self._begun(loader, number, received)
 
     def _open(self, dataset: Any, mark: Mark | None, streams: Streams) -> None:
@@ -251,7 +253,8 @@ class SerialIterableIterator(SerialIterator):
         streams.begin(lambda _: recipe.seed(0, tuple(ordinals)))
         streams.ticket = samples
         try:
-            return self._finish(recipe.collate(samples))
+            seed = partial(_seed_on_device, recipe, 0, ordinals)
+            return self._finish(recipe.collate(samples), seed)
         except Exception as error:
             named = name_batch(error, ordinals, samples, where)
             if named is error:
@@ -324,6 +327,17 @@ def loaded_starts(loader: DataLoader[Any]) -> list[Start] | None:
 def loaded_pipe_seed(loader: DataLoader[Any]) -> int | None:
     loaded = owner(loader)._loaded
     return loaded["epoch"]["pipe_seed"] if loaded is not None and resumes(loader) else None
+
+
+def _seed_on_device(recipe: ShardRecipe, shard: int, ordinals: Sequence[int]) -> int:
+    """As for map-style datasets, for samples that are known by their shard and their place in
+    it."""
+    return recipe.seed(shard, ("device", *ordinals))
+
+
+def _seed_of(recipe: ShardRecipe, batch: Batch) -> int:
+    assert isinstance(batch, ShardBatch)
+    return _seed_on_device(recipe, batch.source.shard.number, batch.indices)
 
 
 class ReportedLength:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
+from minato_async.device.prefetch import OnDevice
 from minato_async.engine.batch import Batch
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch
@@ -22,7 +24,7 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
 from minato_async.executors.process.transport.failures import unpacked, without_variables
 from minato_async.iteration.draws import Draw, Draws
-from minato_async.iteration.finishing import finish_here, finishing
+from minato_async.iteration.finishing import Finishing, finish_here, finishing
 from minato_async.iteration.order import choose_order
 from minato_async.iteration.samplers import samples_in_batch, samples_in_epoch
 from minato_async.iteration.worker_handles import WorkerHandle
@@ -272,7 +274,7 @@ class SerialMapIterator(SerialIterator):
         number = epoch_number(loader)
         self._recipe = self._make_recipe(loader, number)
         self._begun(loader, number, draws)
-        self._finish = finish_here(loader)
+        self._finish = finish_here(loader, self._isolated)
 
     def _next(self) -> Any:
         while True:
@@ -295,9 +297,11 @@ class SerialMapIterator(SerialIterator):
         with thread_streams(self._isolated) as streams:
             bound = self._recipe.bind_here(streams)
             samples = self._samples(draw, bound)
-            kept = [sample for sample in samples if sample is not _SKIPPED]
+            kept = [row for row, sample in enumerate(samples) if sample is not _SKIPPED]
             if kept or not samples:
-                return self._collate(draw.indices, kept, bound)
+                samples = [samples[row] for row in kept]
+                indices = [draw.indices[row] for row in kept]
+                return self._collate(draw.indices, samples, indices, bound)
             return _SKIPPED
 
     def _samples(self, draw: Draw, bound: Bound) -> list[Any]:
@@ -312,11 +316,15 @@ class SerialMapIterator(SerialIterator):
             samples.append(self._sample(bound, index))
         return samples
 
-    def _collate(self, indices: list[Any], samples: list[Any], bound: Bound) -> Any:
-        bound.streams.begin(lambda _: self._recipe.seed(tuple(indices), 0, 0))
+    def _collate(
+        self, indices: list[Any], samples: list[Any], kept: list[Any], bound: Bound
+    ) -> Any:
+        """The batch of `samples`, whose indices are `kept` of those that were drawn."""
+        seed = self._recipe.seed
+        bound.streams.begin(lambda _: seed(tuple(indices), 0, 0))
         bound.streams.ticket = samples
         try:
-            return self._finish(bound.collate(samples))
+            return self._finish(bound.collate(samples), partial(_seed_on_device, seed, kept))
         except Exception as error:
             named = name_batch(error, indices, samples, "the consumer's thread")
             if named is error:
@@ -359,6 +367,8 @@ class EngineIterator(LoaderIterator):
     _engine: Engine
     _epoch: Loading
     _side: ExecutorSide
+    #: What the engine's stage does with each batch; None: nothing.
+    _finishing: Finishing | None = None
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
@@ -419,7 +429,8 @@ class EngineIterator(LoaderIterator):
 
     def _receive(self, batch: Batch) -> Any:
         """What the consumer gets: the content of `batch`, which does not keep it."""
-        return self._side.receive(batch.take_content())
+        content = self._side.receive(batch.take_content())
+        return content.take() if isinstance(content, OnDevice) else content
 
     # Consumers
 
@@ -484,7 +495,8 @@ class EngineIterator(LoaderIterator):
     @property
     def stats(self) -> Stats:
         """A snapshot of this iterator's epoch."""
-        return self._side.received(self._engine.stats(self._epoch))
+        stats = self._side.received(self._engine.stats(self._epoch))
+        return stats if self._finishing is None else self._finishing.told(stats)
 
     @property
     def _workers(self) -> list[WorkerHandle]:
@@ -548,7 +560,9 @@ class MapIterator(EngineIterator):
         if first:
             self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
         start = self._side.map_epoch(loader, recipe, order, threshold)
-        self._epoch = self._engine.begin(start, finishing(loader, self._side.receive))
+        seed = partial(_seed_of, recipe.seed)
+        self._finishing, bound = finishing(loader, self._side.receive, seed)
+        self._epoch = self._engine.begin(start, self._finishing, bound)
         self._draws = self._sampler_iter = draws
         self._begun(loader, number, draws)
         #: Batches to draw ahead; None: as many as the window holds.
@@ -658,6 +672,16 @@ def begin_draws(draws: Draws, loader: DataLoader[Any]) -> None:
         draws.resume(loader, loaded["epoch"])
         # To draw again has set them back.
         put(generators_of(loader), loaded["generators"])
+
+
+def _seed_on_device(seed: Callable[[Any, int, int], int], indices: Sequence[Any]) -> int:
+    """The seed of what is drawn on the device for the batch of `indices`: unlike the one with which
+    it is collated."""
+    return seed(("device", *indices), 0, 0)
+
+
+def _seed_of(seed: Callable[[Any, int, int], int], batch: Batch) -> int:
+    return _seed_on_device(seed, batch.indices)
 
 
 def raise_failure(batch: Batch) -> NoReturn:

@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 
-def pins_memory(loader: DataLoader[Any]) -> bool:
-    """Whether batches are copied to pinned memory: only an accelerator has a use for it, and
-    torch cannot do it for MPS."""
-    if not loader.pin_memory or not torch.accelerator.is_available():
+def pins_memory(loader: DataLoader[Any], for_device: bool = False) -> bool:
+    """Whether batches are copied to pinned memory, because `loader` was asked to or they are to be
+    copied to a device which has a use for it: only an accelerator has, and torch cannot do it for
+    MPS."""
+    if not (loader.pin_memory or for_device) or not torch.accelerator.is_available():
         return False
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is None or accelerator.type != "mps"
