@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from minato_async.engine.recorder import Recorder
 from minato_async.iteration.iterable import SerialIterableIterator, ShardedIterator
 from minato_async.iteration.iterators import LoaderIterator, MapIterator, SerialMapIterator
+from minato_async.iteration.kept_costs import KeptCosts
 from minato_async.iteration.per_device import DeviceIterator, share_out
 from minato_async.options import check_options
 from minato_async.replicas.pool import ReplicaPool
@@ -134,6 +136,12 @@ class MinatoLoader(DataLoader[T_co]):
             after the other, in one thread; it is this object itself and no copy. What it draws
             depends on (seed, epoch, indices of the batch) alone. With `device` only, which may be
             "cpu".
+        costs: the cost book, which remembers what the sample of each index has cost. Samples that
+            it knows to be slow are begun before their turn, as far as the window allows, so that
+            they are ready when their batch is due. "auto": kept from one epoch to the next, as long
+            as this loader lives. A path: kept in that file from one run to the next, too; one that
+            is of another dataset is ignored, with a warning. None: no book. For map-style datasets
+            whose keys are integers.
 
     Raises:
         ValueError, TypeError: for bad arguments, as torch does.
@@ -179,6 +187,7 @@ class MinatoLoader(DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
         device: str | int | torch.device | None = None,
         device_transform: Callable[[Any], Any] | None = None,
+        costs: str | os.PathLike[str] | None = "auto",
     ) -> None:
         super().__init__(
             dataset,
@@ -218,9 +227,11 @@ class MinatoLoader(DataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.device = device
         self.device_transform = device_transform
+        self.costs = costs
         options = check_options(self)
         self._epochs = 0
         self._replicas = ReplicaPool()
+        self._kept_costs: KeptCosts | None = None
         self._latest: weakref.ref[LoaderIterator] | None = None
         self._progress: Progress | None = None
         self._loaded: dict[str, Any] | None = None
@@ -339,6 +350,7 @@ class MinatoLoader(DataLoader[T_co]):
             "_latest": None,
             "_progress": None,
             "_last_stats": Stats(),
+            "_kept_costs": None,
         }
         return {**self.__dict__, **own}
 

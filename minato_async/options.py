@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class Options:
     executor: str
     #: Samples are watched for changes of shared data.
     check: bool
+    #: The cost book. None: none; "auto": it is kept with the loader; or the path of a file.
+    costs: str | os.PathLike[str] | None
     #: Batches read of a shard from one snapshot of its own state to the next.
     snapshot_every: int
     #: Where batches are delivered; None: where they were collated.
@@ -144,6 +147,10 @@ def check_options(loader: DataLoader[Any]) -> Options:
         raise TypeError(f"check must be True or False, got {given.check!r}")
     _check_scheduler(given.scheduler)
     _check_assignment(given)
+    if given.costs is not None and not isinstance(given.costs, (str, os.PathLike)):
+        raise TypeError(f"costs must be 'auto', a path, or None, got {given.costs!r}")
+    if given.costs == "":
+        raise ValueError("costs must be 'auto', a path, or None, got an empty string")
     if given.seed is not None and given.seed is not False and type(given.seed) is not int:
         raise TypeError(f"seed must be an int, None, or False for no isolation, got {given.seed!r}")
 
@@ -174,6 +181,7 @@ def check_options(loader: DataLoader[Any]) -> Options:
         device_transform=_checked_device_transform(given),
         recorder=getattr(given, "_recorder", None),
         snapshot_every=given.snapshot_every_n_steps or 1,
+        costs=given.costs,
     )
 
 

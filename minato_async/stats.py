@@ -42,6 +42,8 @@ class Stats:
     window: int | None = 0
     #: Tickets drawn and not claimed.
     unclaimed: int = 0
+    #: Samples that the cost book knew to be slow and that were claimed out of turn.
+    claimed_early: int = 0
     #: Slow samples that no worker is running.
     temp_queue: int = 0
     #: Batches complete and not taken.

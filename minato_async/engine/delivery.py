@@ -27,6 +27,8 @@ class Delivery:
         self._queue: deque[Batch] = deque()
         #: Of several consumers, those that will not ask again.
         self.gone: set[int] = set()
+        #: How many of them are ready.
+        self._ready = 0
         #: Complete, and to come after all others.
         self.held: list[Batch] = []
         self._due = due
@@ -44,6 +46,7 @@ class Delivery:
     def put(self, batch: Batch) -> None:
         """`batch` is complete, or lost and carries its failure."""
         batch.ready = True
+        self._ready += 1
         if not self._by_position:
             self._queue.append(batch)
         if self._queue[0].ready or batch.consumer is not None:
@@ -67,7 +70,7 @@ class Delivery:
     @property
     def ready(self) -> int:
         """Batches that could be delivered, now or when it is their turn."""
-        return sum(batch.ready for batch in self._queue) + len(self.held)
+        return self._ready + len(self.held)
 
     @property
     def next_ready(self) -> bool:
@@ -97,6 +100,7 @@ class Delivery:
         if batch is None:
             return None
         self._queue.remove(batch)  # the first, but for those that it overtakes
+        self._ready -= 1
         self.displacement.went(batch.number)
         return batch
 
@@ -152,5 +156,6 @@ class Delivery:
         """Forget what is queued, and return it."""
         batches = [*self._queue, *self.held]  # the list has them all
         self._queue.clear()
+        self._ready = 0
         self.held.clear()
         return batches

@@ -327,11 +327,12 @@ class Engine:
         unit: int,
         repeats: Sequence[int] = (),
         positions: Sequence[int] | None = None,
+        slow: Sequence[tuple[int, float]] = (),
     ) -> None:
         """Add one drawn batch to `epoch`."""
         with self._lock:
             try:
-                epoch.draw(indices, unit, repeats, positions)
+                epoch.draw(indices, unit, repeats, positions, slow)
                 if epoch.any_worker_will_do:
                     # What was drawn just now can be claimed: to ask would cost the consumer more.
                     self._wake_workers(1)

@@ -260,6 +260,11 @@ class Feed:
         return block.reached or self._ahead + block.unit <= self.most_ahead
 
     @property
+    def ahead(self) -> int:
+        """Samples in the window that belong to blocks whose turn has not come."""
+        return self._ahead
+
+    @property
     def most_ahead(self) -> int:
         """Samples that may be in the window before it is the turn of their blocks."""
         return self._window - self._largest

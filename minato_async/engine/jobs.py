@@ -87,6 +87,8 @@ class ClaimJob(SampleJob):
     def __init__(self, claim: Claim, epoch: MapEpoch) -> None:
         super().__init__(epoch, claim.block)
         self._start, self._stop = claim.start, claim.stop
+        #: Claimed out of turn to be finished in time: it does not give way to others.
+        self._early = claim.early
 
     @property
     def _row(self) -> int:

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from minato_async.engine.assigned_feed import AssignedFeed
 from minato_async.engine.batch import Batch
+from minato_async.engine.early_claims import EarlyClaims
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.lanes import Lanes, Sample
@@ -18,23 +19,13 @@ from minato_async.engine.loading import Sync
 from minato_async.engine.protocols import Job, Worker
 from minato_async.engine.recipe import Recipe
 from minato_async.errors import Unmade
+from minato_async.scheduling.cost_book import EpochCosts
 from minato_async.scheduling.costs import RecentCosts, summary
 from minato_async.scheduling.threshold import Threshold
 from minato_async.stats import Stats, StepCosts
 
 #: Of claims of several tickets, one in so many is looked at.
 _CHEAP_STRIDE = 16
-
-
-class CostObserver(Protocol):
-    """Wants to know what samples cost."""
-
-    def observe(self, indices: Sequence[Any], row: int, tickets: int, seconds: float) -> None:
-        """The samples of `tickets` of the `indices`, from number `row` on, have cost `seconds`
-        together. Samples that are claimed together are timed together, and told together: it has
-        to make little of those, for each of them may be trivial.
-
-        The caller holds the engine's lock; an index may be any object of the user's."""
 
 
 class MapEpoch(Epoch, ABC):
@@ -55,8 +46,10 @@ class MapEpoch(Epoch, ABC):
         #: Samples that fail are left out.
         self.skips = isinstance(recipe.on_error, str) and recipe.on_error == "skip"
         self.costs = RecentCosts()
-        #: Told what the sample of each index has cost, if anybody wants to know.
-        self.cost_observer: CostObserver | None = None
+        #: What is known of the costs of samples, by index; None: nobody wants to know.
+        self._cost_book: EpochCosts | None = None
+        #: What is claimed early; None: nothing.
+        self._early: EarlyClaims | None = None
         self._cheap_claims = 0
         self.lanes = Lanes(sync.slots, sync.due)
         #: In order, what is slow is what everybody waits for: letting others go first would only
@@ -69,6 +62,33 @@ class MapEpoch(Epoch, ABC):
         self._failed: deque[tuple[Block, int, Unmade]] = deque()
         #: (index, error) of samples that were skipped.
         self.skipped: list[tuple[Any, Any]] = []
+
+    def remember(self, costs: EpochCosts, claims_early: bool) -> None:
+        """Note in `costs` what samples cost. `claims_early`: those that are known to be slow are
+        claimed early, unless batches belong to workers."""
+        self._cost_book = costs
+        if claims_early and costs.slowest and self.assigned is None:
+            workers = self.sync.slots.wanted
+            self._early = EarlyClaims(self.feed, costs, workers, self._as_drawn, self._due)
+
+    def claim_none_early(self) -> None:
+        if self._early is not None:
+            self._early.stop()
+
+    def draw(
+        self,
+        indices: Sequence[Any],
+        unit: int = 1,
+        repeats: Sequence[int] = (),
+        positions: Sequence[int] | None = None,
+        slow: Sequence[tuple[int, float]] = (),
+    ) -> Block:
+        """As `Epoch.draw`; `slow` are numbers of indices whose samples are known to be slow, and
+        what these cost, in seconds; 0: that is to be found out."""
+        block = super().draw(indices, unit, repeats, positions)
+        if slow and self._early is not None:
+            self._early.add(block, slow)
+        return block
 
     @property
     def in_flight(self) -> int:
@@ -89,20 +109,21 @@ class MapEpoch(Epoch, ABC):
 
     @property
     def queued(self) -> tuple[int, int]:
+        in_window = -(-self.feed.window // self._batch_size)
         pending = 0 if self.stage is None else self.stage.pending
-        return self.delivery.ready + pending, max(1, self.batches_ahead)
+        return self.delivery.ready + pending, max(1, min(self.batches_ahead, in_window))
 
     @property
     def backlog(self) -> tuple[int, int, float]:
-        in_flight = self.feed.in_window + self.feed.unclaimed
-        return len(self.lanes.temp_queue), in_flight, self.threshold.seconds
+        return len(self.lanes.temp_queue), self.in_flight, self.threshold.seconds
 
     @property
     def jobs_waiting(self) -> int:
         if self.assigned is not None:
             # Whoever is woken may not be the one whose job it is: wake all.
             return self.sync.slots.threads if self._idle_are_waited_for(self.assigned) else 0
-        return super().jobs_waiting + len(self.lanes.temp_queue) + len(self._failed)
+        early = 0 if self._early is None else self._early.claimable(self.sync.slots.wanted)
+        return super().jobs_waiting + early + len(self.lanes.temp_queue) + len(self._failed)
 
     def _idle_are_waited_for(self, assigned: AssignedFeed) -> bool:
         waited_for = assigned.waited_for
@@ -122,7 +143,7 @@ class MapEpoch(Epoch, ABC):
                 return self._failed_job(*self._failed.popleft())
             entry = lanes.next_due() if lanes.wants_worker(self.in_flight) else None
             if entry is None:
-                claim = self.feed.claim(self._claim_size.next())
+                claim = self._next_tickets()
                 if claim is not None:
                     return self._claim_job(self._claimed(claim, worker))
                 if (entry := lanes.next_due()) is None:
@@ -147,7 +168,7 @@ class MapEpoch(Epoch, ABC):
             return None
         if worker.retiring or worker.shares or not self.sync.slots.go_on(worker):
             return None
-        claim = self.feed.claim(self._claim_size.next())
+        claim = self._next_tickets()
         self.sync.wake_next(self)
         return None if claim is None else self._claimed(claim, worker)
 
@@ -156,6 +177,17 @@ class MapEpoch(Epoch, ABC):
         if self.details is not None and claim.stop > claim.start:
             self.details.claimed(claim.block, range(claim.start, claim.stop), worker.name)
         return claim
+
+    def _next_tickets(self) -> Claim | None:
+        early = self._early
+        if early is None:
+            return self.feed.claim(self._claim_size.next())
+        workers = self.sync.slots.wanted
+        return (
+            early.claim(workers)
+            or self.feed.claim(self._claim_size.next())
+            or early.claim(workers, idle=True)
+        )
 
     def _own_job(self, worker: Worker, assigned: AssignedFeed) -> Job | None:
         """What is left to be done for the batch that this worker is making, or else its next."""
@@ -220,6 +252,8 @@ class MapEpoch(Epoch, ABC):
             self.feed.put_back(block, row, following)
             if self.details is not None:
                 self.details.returned(block, range(row, following))
+            if self._early is not None:
+                self._early.put_back(block, row)
             row = following
         self.wake_for_work()
 
@@ -229,10 +263,22 @@ class MapEpoch(Epoch, ABC):
         self.recorder.diverted(sample.block, sample.row)
         self.wake_for_work()
 
-    def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
+    def observe(
+        self,
+        block: Block,
+        row: int,
+        costs: Sequence[float],
+        tickets: int = 1,
+        long: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        """As `Epoch.observe`; `long` tells which of several rows took long, and how long, as far
+        as that is known."""
         super().observe(block, row, costs, tickets)
-        if self.cost_observer is not None:
-            self.cost_observer.observe(block.indices, row, tickets, sum(costs))
+        if self._cost_book is not None:
+            seconds = costs[0] if len(costs) == 1 else sum(costs)
+            self._cost_book.observe(block.indices, row, tickets, seconds, long)
+            if self._early is not None and tickets == 1:
+                self._early.finished(block, row, seconds)
         if tickets > 1:
             # So cheap that looking at each claim would cost as much as the samples.
             self._cheap_claims += 1
@@ -267,6 +313,7 @@ class MapEpoch(Epoch, ABC):
             in_window=self.feed.in_window,
             window=self.feed.bound,
             unclaimed=self.feed.unclaimed,
+            claimed_early=0 if self._early is None else self._early.count,
             temp_queue=len(self.lanes.temp_queue),
             ready_batches=self.delivery.ready,
             threshold=self.threshold.seconds,
@@ -281,5 +328,6 @@ class MapEpoch(Epoch, ABC):
 
     def abandon(self) -> Sequence[Job]:
         left = super().abandon()
+        self.claim_none_early()
         self.lanes.clear()
         return left

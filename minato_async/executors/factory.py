@@ -29,9 +29,15 @@ class ExecutorSide(Protocol):
     def new_executor(self, source: AnyJobSource, on_all_ended: Callable[[], None]) -> Executor: ...
 
     def map_epoch(
-        self, loader: DataLoader[Any], recipe: MapRecipe, order: Order, threshold: Threshold
+        self,
+        loader: DataLoader[Any],
+        recipe: MapRecipe,
+        order: Order,
+        window: int | None,
+        threshold: Threshold,
     ) -> Callable[[Sync], MapEpoch]:
-        """Makes an epoch of a map-style dataset, which `loader` is about to begin."""
+        """Makes an epoch of a map-style dataset, which `loader` is about to begin. `window`:
+        samples claimed and not yet delivered; None: whatever is drawn."""
 
     def sharded_epoch(
         self,

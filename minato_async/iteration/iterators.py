@@ -16,17 +16,19 @@ from torch.utils.data import DataLoader
 
 from minato_async.device.prefetch import OnDevice
 from minato_async.engine.batch import Batch
+from minato_async.engine.early_claims import MARGIN
 from minato_async.engine.engine import Engine
-from minato_async.engine.epoch import Epoch
-from minato_async.engine.loading import Loading
+from minato_async.engine.epoch import Epoch, Order
+from minato_async.engine.loading import Loading, Sync
 from minato_async.engine.map_epoch import MapEpoch
 from minato_async.errors import name_batch, name_sample
 from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
 from minato_async.executors.process.transport.failures import unpacked, without_variables
 from minato_async.iteration.draws import Draw, Draws
 from minato_async.iteration.finishing import Finishing, finish_here, finishing
+from minato_async.iteration.kept_costs import KeptCosts, kept_costs
 from minato_async.iteration.order import choose_order
-from minato_async.iteration.samplers import samples_in_batch, samples_in_epoch
+from minato_async.iteration.samplers import may_be_drawn_ahead, samples_in_batch, samples_in_epoch
 from minato_async.iteration.worker_handles import WorkerHandle
 from minato_async.lifecycle.gil_watch import warn_if_on
 from minato_async.options import check_options
@@ -39,6 +41,7 @@ from minato_async.resuming.state import Left, Progress, keeps_base_seed, tell_ep
 from minato_async.sample.map_recipe import Bound, MapRecipe, batch_is_ticket
 from minato_async.sample.openmp import find_libraries
 from minato_async.sample.worker_setup import WorkerSetup
+from minato_async.scheduling.cost_book import EpochCosts
 from minato_async.scheduling.schedulers import make_scheduler
 from minato_async.scheduling.threshold import Threshold
 from minato_async.seeding.epoch_seeds import EpochSeeds, thread_streams
@@ -55,6 +58,7 @@ class Owner(Protocol):
     _progress: Progress | None
     #: What the next iterator goes on from.
     _loaded: dict[str, Any] | None
+    _kept_costs: KeptCosts | None
 
     def _count_epoch(self) -> int:
         """The number of the epoch that begins, from 0."""
@@ -89,6 +93,8 @@ def code_of(loader: DataLoader[Any]) -> Code:
 #: be asked for by way of a wrapper that a library has put around it.
 consumers: ContextVar[int] = ContextVar("consumers", default=1)
 
+#: Batches that one call of `next()` draws at most beyond what may be claimed.
+_AT_ONCE = 64
 #: Stands for a sample that `on_error="skip"` leaves out.
 _SKIPPED = object()
 
@@ -559,10 +565,11 @@ class MapIterator(EngineIterator):
         threshold = self._threshold(loader)
         if first:
             self._start_engine(for_samples(loader, recipe, self._base_seed, self._options))
-        start = self._side.map_epoch(loader, recipe, order, threshold)
+        window = self._begin_costs(loader, order)
+        start = self._side.map_epoch(loader, recipe, order, window, threshold)
         seed = partial(_seed_of, recipe.seed)
         self._finishing, bound = finishing(loader, self._side.receive, seed)
-        self._epoch = self._engine.begin(start, self._finishing, bound)
+        self._epoch = self._engine.begin(partial(self._with_costs, start), self._finishing, bound)
         self._draws = self._sampler_iter = draws
         self._begun(loader, number, draws)
         #: Batches to draw ahead; None: as many as the window holds.
@@ -573,6 +580,36 @@ class MapIterator(EngineIterator):
         self._draw_errors: list[BaseException] = []
         self._draw()
 
+    def _begin_costs(self, loader: DataLoader[Any], order: Order) -> int | None:
+        """Have what the samples cost remembered, and see how far ahead to draw so that the slow
+        ones are known in time. Returns the window of the epoch."""
+        options = self._options
+        self._costs: EpochCosts | None = None
+        #: Samples to draw beyond the window, and how many of the epoch may be drawn so early.
+        self._lookahead = self._drawn_early = 0
+        kept = owner(loader)._kept_costs = kept_costs(loader, owner(loader)._kept_costs)
+        self._kept_costs = kept
+        if kept is None or order.workers is not None:
+            return options.window
+        self._costs = costs = kept.book.begin_epoch()
+        batch = samples_in_batch(loader)
+        if order.consumers == 1 and not resumes(loader):
+            self._drawn_early = may_be_drawn_ahead(loader)
+        if self._drawn_early:
+            self._lookahead = costs.lookahead(options.num_workers, MARGIN)
+        if not self._lookahead or options.batches_ahead is None:
+            return options.window
+        # What is drawn does not bound what is claimed any more.
+        return options.batches_ahead * batch
+
+    def _with_costs(self, start: Callable[[Sync], MapEpoch], sync: Sync) -> MapEpoch:
+        epoch = start(sync)
+        if self._costs is not None:
+            # Of several consumers, one may be far behind the others: nobody knows what is due.
+            alone = consumers.get() == 1
+            epoch.remember(self._costs, claims_early=alone and self._num_workers > 1)
+        return epoch
+
     def _threshold(self, loader: DataLoader[Any]) -> Threshold:
         options = self._options
         warmup = options.warmup_batches * samples_in_batch(loader)
@@ -582,10 +619,15 @@ class MapIterator(EngineIterator):
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""
-        epoch, draws = self._epoch, False
+        epoch, draws, costs = self._epoch, False, self._costs
         with self._draws.lock:
             self._drawn = False
-            while not self._drawn_all and self._wants_more(epoch):
+            early = _AT_ONCE
+            while not self._drawn_all:
+                if not self._wants_more(epoch):
+                    if not early or not self._looks_ahead(epoch):
+                        break
+                    early -= 1
                 draws = True
                 try:
                     draw = next(self._draws)
@@ -608,10 +650,13 @@ class MapIterator(EngineIterator):
                     self._engine.end_draw(epoch)
                     raise
                 else:
-                    self._engine.draw(epoch, *draw)
+                    slow = () if costs is None else costs.slow_rows(draw.indices)
+                    self._engine.draw(epoch, *draw, slow)
             if not draws:
                 self._engine.proceed(epoch)
             self._drawn = True
+        if self._kept_costs is not None:
+            self._kept_costs.save_now_and_then()
 
     def _make_up(self) -> None:
         # Not while another consumer waits for the sampler: a batch may be ready.
@@ -633,6 +678,8 @@ class MapIterator(EngineIterator):
         epoch = self._epoch
         if epoch.finished and not (epoch.abandoned or self._draw_errors):
             self._draws.end()
+        if self._kept_costs is not None:
+            self._kept_costs.save()
         return super()._let_go()
 
     def _wants_more(self, epoch: Epoch) -> bool:
@@ -641,6 +688,13 @@ class MapIterator(EngineIterator):
             return epoch.batches_ahead < most
         # Empty batches take no place in the window, so they are bounded by their number.
         return max(epoch.feed.outstanding, epoch.batches_ahead) < epoch.feed.window
+
+    def _looks_ahead(self, epoch: Epoch) -> bool:
+        """Whether to draw beyond what may be claimed, to see which samples are slow."""
+        feed = epoch.feed
+        if not self._lookahead or feed.drawn >= self._drawn_early:
+            return False
+        return feed.drawn - feed.position < self._lookahead
 
 
 def resumes(loader: DataLoader[Any]) -> bool:

@@ -52,3 +52,31 @@ def samples_in_epoch(loader: DataLoader[Any]) -> int | None:
         return len(counted)
     except Exception:
         return None
+
+
+def may_be_drawn_ahead(loader: DataLoader[Any]) -> int:
+    """How many indices of an epoch of `loader` may be drawn earlier than torch draws them; 0: none.
+
+    For these samplers nobody can tell: they draw their random numbers for the first index, all at
+    once, and run no code of the user's for the others.
+    """
+    batch_sampler: Any = loader.batch_sampler
+    sampler: Any = loader.sampler
+    whole = 1
+    if batch_sampler is not None:
+        if type(batch_sampler) is not BatchSampler:
+            return 0
+        sampler, whole = batch_sampler.sampler, batch_sampler.batch_size
+    if type(sampler) is RandomSampler:
+        if sampler.replacement or sampler.num_samples > len(sampler.data_source):
+            return 0
+        if sampler.generator is not None:
+            # Asked for more than it has, it draws once more, from the user's generator: the short
+            # batch at the end is left to its time.
+            return len(sampler) // whole * whole
+    elif type(sampler) is SubsetRandomSampler:
+        if type(sampler.indices) not in (list, tuple, range):
+            return 0
+    elif type(sampler) not in (SequentialSampler, DistributedSampler):
+        return 0
+    return len(sampler)

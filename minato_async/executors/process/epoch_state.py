@@ -99,6 +99,7 @@ class RemoteMapEpoch(MapEpoch):
         far as it can be."""
         if not self._together:
             self._together = True
+            self.claim_none_early()
             self._claim_size = ClaimSize(cheap=math.inf)
             self._claim_size.observe(1, 0.0)
 

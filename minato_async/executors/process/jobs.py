@@ -127,7 +127,7 @@ class RemoteJob(SampleJob):
     def _settle(self, event: Finished, costs: Sequence[float]) -> None:
         epoch, samples = self._epoch, list(event.samples)
         if event.tickets:
-            epoch.observe(self.block, event.row, costs, event.tickets)
+            epoch.observe(self.block, event.row, costs, event.tickets, event.long)
         epoch.packed(samples, event.packing, costs)
         epoch.leave_to_collate(epoch.settle(self.block, event.row, samples))
 
@@ -201,7 +201,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
             self._whole,
             self._given,
             epoch.threshold.seconds,
-            epoch.diverts,
+            epoch.diverts and not self._early,
             epoch.assigned is not None and not epoch.skips,
         )
 
@@ -231,7 +231,7 @@ class RemoteClaimJob(RemoteJob, ClaimJob):
         elif isinstance(event, Collated):
             for number, costs in enumerate(event.costs):
                 row = self._start + number * event.tickets
-                self._epoch.observe(self.block, row, costs, event.tickets)
+                self._epoch.observe(self.block, row, costs, event.tickets, event.long)
             self._collated(event)
         else:
             self._no_longer_whole()

@@ -86,10 +86,15 @@ class RemoteLoading:
         return ProcessExecutor(source, on_all_ended, self._fork_server, self._memory)
 
     def map_epoch(
-        self, loader: DataLoader[Any], recipe: MapRecipe, order: Order, threshold: Threshold
+        self,
+        loader: DataLoader[Any],
+        recipe: MapRecipe,
+        order: Order,
+        window: int | None,
+        threshold: Threshold,
     ) -> Callable[[Sync], MapEpoch]:
         context = self._next_epoch(loader, recipe.seeds)
-        return partial(ProcessMapEpoch, recipe, order, self._window, threshold, context)
+        return partial(ProcessMapEpoch, recipe, order, window, threshold, context)
 
     def sharded_epoch(
         self,

@@ -84,6 +84,8 @@ class Finished(NamedTuple):
     tickets: int
     #: Seconds that it took to pack the samples.
     packing: float = 0.0
+    #: Of rows that were timed together, those that took long, and the seconds of each.
+    long: Sequence[tuple[int, float]] = ()
 
 
 class Ran(NamedTuple):
@@ -137,3 +139,5 @@ class Collated(NamedTuple):
     #: `time.perf_counter()` before and after collating and packing; 0: it is not known.
     began: float = 0.0
     ended: float = 0.0
+    #: As in `Finished`.
+    long: Sequence[tuple[int, float]] = ()

@@ -34,6 +34,7 @@ from minato_async.executors.process.transport.failures import pack_error
 from minato_async.executors.process.worker_main import Desk
 from minato_async.sample.autocast import Autocast
 from minato_async.sample.map_recipe import Bound, MapRecipe
+from minato_async.scheduling.cost_book import LEAST
 
 #: Seconds after which finished samples are told of, though others of the claim are not finished.
 _NEWS = 5e-3
@@ -196,14 +197,20 @@ class Notes:
         self._events.append(Collated(content, packed, began=began, ended=ended))
 
     def _pack(
-        self, row: int, samples: Sequence[Any], costs: Sequence[float], tickets: int, budget: float
+        self,
+        row: int,
+        samples: Sequence[Any],
+        costs: Sequence[float],
+        tickets: int,
+        budget: float,
+        long: Sequence[tuple[int, float]] = (),
     ) -> None:
         """The samples from `row` on are finished; packing one takes no more than `budget`
         seconds."""
         began = perf_counter()
         packed = [self._packed(row + place, sample, budget) for place, sample in enumerate(samples)]
         spent = perf_counter() - began
-        self._events.append(Finished(self._start + row, packed, costs, tickets, spent))
+        self._events.append(Finished(self._start + row, packed, costs, tickets, spent, long))
 
     def _packed(self, row: int, sample: Any, budget: float) -> Any:
         try:
@@ -275,9 +282,12 @@ class ClaimNotes(Notes):
         self._next, self._stop = 0, len(request.indices)
         #: The first ticket of the run, of those that no event tells of.
         self._first = 0
-        #: Finished samples that are in no event: the first one's row, the samples, and their costs
-        #: and tickets as `Finished` has them.
-        self._held: list[tuple[int, list[Any], Sequence[float], int]] = []
+        #: Finished samples that are in no event: the first one's row, the samples, and their costs,
+        #: tickets and long rows as `Finished` has them.
+        self._held: list[tuple[int, list[Any], Sequence[float], int, list[tuple[int, float]]]] = []
+        #: `perf_counter()` when the running row of the run began, and those that took long.
+        self._row_began = 0.0
+        self._long: list[tuple[int, float]] = []
         self._told = perf_counter()
         #: A run ends when it has lasted until then.
         self._pause = math.inf
@@ -297,9 +307,9 @@ class ClaimNotes(Notes):
         """Make events of the samples that are finished: others are to make the batch."""
         self._whole = False
         held, self._held = self._held, []
-        for row, samples, costs, tickets in held:
+        for row, samples, costs, tickets, long in held:
             budget = max(_CHEAP_TO_PACK, sum(costs) / max(1, len(samples)))
-            self._pack(row, samples, costs, tickets, budget)
+            self._pack(row, samples, costs, tickets, budget, long)
 
     def left(self) -> bool:
         if self._next == self._stop or self.abandoned:
@@ -309,8 +319,11 @@ class ClaimNotes(Notes):
         return True
 
     def take(self) -> int:
-        row = self._next
-        if row == self._stop or (not self._whole and perf_counter() > self._pause):
+        row, now = self._next, perf_counter()
+        if now - self._row_began > LEAST:
+            self._took_long(row - 1, now - self._row_began)
+        self._row_began = now
+        if row == self._stop or (not self._whole and now > self._pause):
             raise IndexError
         if not self._status.begin_row(self._start + row):
             self._whole = False
@@ -321,9 +334,14 @@ class ClaimNotes(Notes):
 
     # Tickets of a single step
 
+    def _took_long(self, row: int, seconds: float) -> None:
+        if row >= self._first:
+            self._long.append((self._start + row, seconds))
+
     def begin_run(self) -> tuple[Callable[[], int], list[Any]]:
         self._first = self._next
         self._enter(0.0)
+        self._row_began = self._began
         self._pause = self._began + _NEWS
         return self.take, self._samples
 
@@ -338,13 +356,14 @@ class ClaimNotes(Notes):
         self._samples.clear()
         if row > self._first:
             self._ran(self._first, row - self._first, 0, seconds)
-            self._held.append((self._first, samples, (seconds,), row - self._first))
+            long, self._long = self._long, []
+            self._held.append((self._first, samples, (seconds,), row - self._first, long))
             self._first = row
 
     # Outcomes
 
     def finished(self, sample: Sample) -> Sequence[Batch]:
-        self._held.append((sample.row, [sample.value], sample.costs, 1))
+        self._held.append((sample.row, [sample.value], sample.costs, 1, []))
         return self._completed()
 
     def _completed(self) -> Sequence[Batch]:
@@ -353,7 +372,7 @@ class ClaimNotes(Notes):
             return ()
         # If the worker dies from here on, it is not over a sample.
         self._status.begin_row(self._start + self._stop)
-        samples = [sample for _, some, _, _ in self._held for sample in some]
+        samples = [sample for _, some, _, _, _ in self._held for sample in some]
         if self._request.given is None:
             batch = Batch(len(samples), 1, self.block.indices)
             batch.samples = samples
@@ -366,9 +385,11 @@ class ClaimNotes(Notes):
 
     def collated(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         super().collated(batch, content, failure)
-        costs, tickets = [cost for _, _, cost, _ in self._held], self._held[0][3]
+        costs, tickets = [cost for _, _, cost, _, _ in self._held], self._held[0][3]
+        long = [row for _, _, _, _, some in self._held for row in some]
         self._held.clear()
-        self._events[-1] = self._events[-1]._replace(costs=costs, tickets=tickets)
+        told = {"costs": costs, "tickets": tickets, "long": long}
+        self._events[-1] = self._events[-1]._replace(**told)
 
     def failed(self, block: Block, row: int, error: BaseException) -> Sequence[Batch]:
         self._flush()

@@ -251,6 +251,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
 
     def _begin(self, claim: Claim) -> None:
         self.block, self._start, self._stop = claim.block, claim.start, claim.stop
+        self._early = claim.early
         # Tickets not started yet, the next one last. Whoever pops one owns it: the worker, or
         # whoever takes over what it cannot come to.
         self._pending = list(range(claim.stop - 1, claim.start - 1, -1))
@@ -387,7 +388,7 @@ class ThreadClaimJob(ThreadJob, ClaimJob):
         return running
 
     def _may_divert(self) -> bool:
-        return not self.slow and self._epoch.diverts
+        return not (self.slow or self._early) and self._epoch.diverts
 
     def enter(self, sample: Sample) -> bool:
         if self.expired:

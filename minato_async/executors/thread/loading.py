@@ -36,9 +36,14 @@ class ThreadLoading:
         return ThreadExecutor(source, on_all_ended, setup=self._setup)
 
     def map_epoch(
-        self, loader: DataLoader[Any], recipe: MapRecipe, order: Order, threshold: Threshold
+        self,
+        loader: DataLoader[Any],
+        recipe: MapRecipe,
+        order: Order,
+        window: int | None,
+        threshold: Threshold,
     ) -> Callable[[Sync], MapEpoch]:
-        return partial(ThreadMapEpoch, recipe, order, self._window, threshold)
+        return partial(ThreadMapEpoch, recipe, order, window, threshold)
 
     def sharded_epoch(
         self,
