@@ -288,7 +288,7 @@ class MinatoLoader(DataLoader[T_co]):
         batches as a loader for it alone would draw ahead; `max_queue_size` bounds all together.
 
         Args:
-            devices: such as `["cuda:0", "cuda:1"]`.
+            devices: such as `["cuda:0", "cuda:1"]`, instead of `device`.
 
         Raises:
             TypeError: for an iterable dataset.

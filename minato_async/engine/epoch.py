@@ -375,7 +375,24 @@ class Epoch:
 
     def ahead_of(self, batch: Batch, begun: int) -> int:
         """As `Delivery.ahead_of`."""
+        if self._consumers > 1 and batch.consumer is None:
+            return self._begun_for(self._least_served())
         return self.delivery.ahead_of(batch, begun)
+
+    def stage_begins(self, batch: Batch) -> None:
+        """The stage begins to work on `batch`. Of several consumers it is for the one that has the
+        fewest: what is on its way to one device cannot be for another."""
+        if self._consumers > 1 and batch.consumer is None:
+            self._mean(batch, self._least_served())
+            if self.feed.drawn_all:
+                self.delivery.wake()  # it may have been the last that another could wait for
+
+    def _least_served(self) -> int:
+        there = [n for n in range(self._consumers) if n not in self.delivery.gone]
+        return min(there, key=self._begun_for, default=0)
+
+    def _begun_for(self, consumer: int) -> int:
+        return 0 if self.stage is None else self.stage.begun_for(consumer)
 
     def _complete(self, batch: Batch) -> None:
         """Nothing is left to be done with `batch`."""

@@ -100,6 +100,9 @@ class Loading(Protocol):
         """How many batches come to the consumer before `batch`, which waits for the stage: 0 if it
         is due. `begun` batches that the stage has begun have not been taken."""
 
+    def stage_begins(self, batch: Batch) -> None:
+        """The stage begins to work on `batch`."""
+
     def staged(self, batch: Batch, content: Any, failure: BaseException | None) -> None:
         """The stage has made `content` of `batch`, or has failed to."""
 

@@ -49,7 +49,7 @@ class Stage:
 
     `bound`: a batch is begun only if fewer than so many others, begun or not, come to the consumer
     before it. So what is done and not taken is bounded, and the batch that is due always has its
-    place. None: there is no bound but the window.
+    place. None: there is no bound but the window. Each of several consumers has a bound of its own.
     """
 
     def __init__(self, work: StageWork, bound: int | None, wake: Callable[[], None]) -> None:
@@ -98,6 +98,10 @@ class Stage:
         """Batches begun and not taken."""
         return len(self._begun)
 
+    def begun_for(self, consumer: int) -> int:
+        """Batches begun for this one of several consumers, and not taken."""
+        return sum(batch.consumer == consumer for batch in self._begun)
+
     @property
     def nbytes(self) -> int:
         """Bytes of those that are done and not taken."""
@@ -117,6 +121,8 @@ class Staging(Protocol):
     def stage(self) -> Stage | None: ...
 
     def ahead_of(self, batch: Batch, begun: int) -> int: ...
+
+    def stage_begins(self, batch: Batch) -> None: ...
 
     def staged(self, batch: Batch, content: Any, failure: BaseException | None) -> None: ...
 
@@ -196,6 +202,8 @@ class StageThread:
                 stage = None if loading is None else loading.stage
                 if loading is not None and stage is not None:
                     batch = stage.next(loading.ahead_of)
+                    if batch is not None:
+                        loading.stage_begins(batch)
                     content = None if batch is None else batch.take_content()
                 self._idle = batch is None
                 closed = self._closed

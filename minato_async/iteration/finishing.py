@@ -3,15 +3,16 @@ without workers, of the consumer's thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from minato_async.device.backend import backend_for
-from minato_async.device.prefetch import Prefetch
+from minato_async.device.prefetch import Copies, Prefetch
 from minato_async.device.transform import DeviceTransform
 from minato_async.engine.batch import Batch
 from minato_async.options import Options, check_options
@@ -25,11 +26,12 @@ _AHEAD = 2
 
 
 class DeviceSide:
-    """The device on which batches are delivered, and what is done there."""
+    """A device on which batches are delivered, and what is done there."""
 
-    def __init__(self, loader: DataLoader[Any], options: Options, isolated: bool) -> None:
-        assert options.device is not None
-        self._prefetch = Prefetch(backend_for(options.device))
+    def __init__(
+        self, loader: DataLoader[Any], options: Options, device: torch.device, isolated: bool
+    ) -> None:
+        self._prefetch = Prefetch(backend_for(device))
         self.pins = pins_memory(loader, self._prefetch.backend.pins)
         self._transform: DeviceTransform | None = None
         if options.device_transform is not None:
@@ -43,34 +45,26 @@ class DeviceSide:
     def rest(self) -> None:
         self._prefetch.rest()
 
-    def told(self, stats: Stats) -> Stats:
-        """`stats`, with what it knows."""
-        copies = self._prefetch.copies
-        return replace(
-            stats,
-            copied_batches=copies.batches,
-            copied_bytes=copies.nbytes,
-            copy_seconds=copies.seconds,
-            copy_waits=copies.waits,
-            copy_waited=copies.waited,
-            copy_hidden=1 - min(1.0, copies.waited / copies.busy) if copies.busy else 1.0,
-        )
+    @property
+    def copies(self) -> Copies:
+        """What has been copied to it."""
+        return self._prefetch.copies
 
 
 class Finishing:
-    """Receives a batch from its executor, pins it, and moves it to the device: as much of that as
-    is wanted."""
+    """Receives a batch from its executor, pins it, and moves it to the device, to one of several
+    if these share the batches: as much of that as is wanted."""
 
     def __init__(
         self,
         receive: Callable[[Any], Any],
         pins: bool,
-        device: DeviceSide | None,
+        devices: Sequence[DeviceSide],
         seed: Callable[[Batch], int],
     ) -> None:
         self._receive = receive
         self._pins = pins
-        self._device = device
+        self._devices = devices
         self._seed = seed
         self.doing = ""
 
@@ -81,32 +75,52 @@ class Finishing:
         if self._pins:
             self.doing = "pinning"
             content = pin(content)
-        if self._device is not None:
+        if self._devices:
             self.doing = "copying to the device and running device_transform on"
-            content = self._device.put(content, partial(self._seed, batch))
+            device = self._devices[batch.consumer or 0]
+            content = device.put(content, partial(self._seed, batch))
         return content
 
     def rest(self) -> None:
-        if self._device is not None:
-            self._device.rest()
+        for device in self._devices:
+            device.rest()
 
     def told(self, stats: Stats) -> Stats:
         """`stats`, with what it knows."""
-        return stats if self._device is None else self._device.told(stats)
+        if not self._devices:
+            return stats
+        each = [device.copies for device in self._devices]
+        busy, waited = sum(one.busy for one in each), sum(one.waited for one in each)
+        return replace(
+            stats,
+            copied_batches=sum(one.batches for one in each),
+            copied_bytes=sum(one.nbytes for one in each),
+            copy_seconds=sum(one.seconds for one in each),
+            copy_waits=sum(one.waits for one in each),
+            copy_waited=waited,
+            copy_hidden=1 - min(1.0, waited / busy) if busy else 1.0,
+        )
 
 
 def finishing(
-    loader: DataLoader[Any], receive: Callable[[Any], Any], seed: Callable[[Batch], int]
+    loader: DataLoader[Any],
+    receive: Callable[[Any], Any],
+    seed: Callable[[Batch], int],
+    sharing: Sequence[torch.device] = (),
 ) -> tuple[Finishing | None, int | None]:
     """What is to be done with the batches of `loader`, which the executor hands over by `receive`;
     None: that alone, which is for the consumer. And how many batches may be done and not taken;
-    None: any number. `seed` gives that of a batch on the device."""
+    None: any number. `seed` gives that of a batch on the device. `sharing`: the devices that share
+    the batches, instead of the loader's own."""
     options = check_options(loader)
-    device = None
-    if options.device is not None:
-        device = DeviceSide(loader, options, options.isolated)
-        return Finishing(receive, device.pins, device, seed), loader.prefetch_factor or _AHEAD
-    return (Finishing(receive, True, None, seed), None) if pins_memory(loader) else (None, None)
+    devices = sharing
+    if not devices and options.device is not None:
+        devices = [options.device]
+    if options.device is not None or any(device.type != "cpu" for device in devices):
+        sides = [DeviceSide(loader, options, device, options.isolated) for device in devices]
+        pins = any(side.pins for side in sides)
+        return Finishing(receive, pins, sides, seed), loader.prefetch_factor or _AHEAD
+    return (Finishing(receive, True, (), seed), None) if pins_memory(loader) else (None, None)
 
 
 def finish_here(loader: DataLoader[Any], isolated: bool) -> Callable[[Any, Callable[[], int]], Any]:
@@ -114,7 +128,7 @@ def finish_here(loader: DataLoader[Any], isolated: bool) -> Callable[[Any, Calla
     seed. `isolated`: what it draws belongs to the batch."""
     options = check_options(loader)
     if options.device is not None:
-        return partial(_move_here, DeviceSide(loader, options, isolated))
+        return partial(_move_here, DeviceSide(loader, options, options.device, isolated))
     return _pin_here if pins_memory(loader) else _leave
 
 

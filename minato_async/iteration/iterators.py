@@ -89,9 +89,9 @@ def code_of(loader: DataLoader[Any]) -> Code:
     )
 
 
-#: How many consumers share the batches of an epoch that begins. In a context, for the iterator may
+#: The devices that share the batches of an epoch that begins. In a context, for the iterator may
 #: be asked for by way of a wrapper that a library has put around it.
-consumers: ContextVar[int] = ContextVar("consumers", default=1)
+sharing: ContextVar[Sequence[torch.device]] = ContextVar("sharing", default=())
 
 #: Batches that one call of `next()` draws at most beyond what may be claimed.
 _AT_ONCE = 64
@@ -560,7 +560,8 @@ class MapIterator(EngineIterator):
             pool = ReplicaPool() if given.assignment == "batch" else owner(loader)._replicas
             self._replicas = WorkerReplicas(pool) if shares_objects(self._options) else None
         recipe = self._make_recipe(loader, number, self._replicas)
-        shared_by = consumers.get()
+        devices = sharing.get()
+        shared_by = len(devices) or 1
         order = replace(choose_order(loader, given.in_order), consumers=shared_by)
         threshold = self._threshold(loader)
         if first:
@@ -568,7 +569,7 @@ class MapIterator(EngineIterator):
         window = self._begin_costs(loader, order)
         start = self._side.map_epoch(loader, recipe, order, window, threshold)
         seed = partial(_seed_of, recipe.seed)
-        self._finishing, bound = finishing(loader, self._side.receive, seed)
+        self._finishing, bound = finishing(loader, self._side.receive, seed, devices)
         self._epoch = self._engine.begin(partial(self._with_costs, start), self._finishing, bound)
         self._draws = self._sampler_iter = draws
         self._begun(loader, number, draws)
@@ -606,7 +607,7 @@ class MapIterator(EngineIterator):
         epoch = start(sync)
         if self._costs is not None:
             # Of several consumers, one may be far behind the others: nobody knows what is due.
-            alone = consumers.get() == 1
+            alone = len(sharing.get()) <= 1
             epoch.remember(self._costs, claims_early=alone and self._num_workers > 1)
         return epoch
 

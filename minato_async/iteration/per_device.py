@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from minato_async.iteration.iterators import LoaderIterator, MapIterator, consumers, owner
+from minato_async.iteration.iterators import LoaderIterator, MapIterator, owner, sharing
 from minato_async.options import check_options
 from minato_async.stats import Stats
 
@@ -113,13 +113,13 @@ def share_out(
         )
     # All of them before workers start: torch raises for what is no device.
     named = [torch.device(device) for device in devices]
-    reset = consumers.set(len(named))
+    reset = sharing.set(named)
     try:
         begun = iter(loader)
         shared = owner(loader)._latest
         shared = None if shared is None else shared()
     finally:
-        consumers.reset(reset)
+        sharing.reset(reset)
     assert isinstance(shared, MapIterator)
     del begun
     if len(named) == 1:

@@ -329,6 +329,9 @@ class ShardedEpoch:
             batch.content, batch.failure = content, failure
             self._collated(batch)
 
+    def stage_begins(self, batch: Batch) -> None:
+        """It is for the only consumer."""
+
     def ahead_of(self, batch: Batch, begun: int) -> int:
         if self._keeps_order and self._turns:
             in_turn = self._turns[0].in_turn

@@ -108,6 +108,47 @@ def test_in_any_order_a_device_that_takes_nothing_holds_up_nobody() -> None:
     assert lists(idle) == []
 
 
+@on_each_executor
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_is_done_on_a_device_is_done_for_it_alone_and_does_not_depend_on_it(
+    in_order: bool,
+) -> None:
+    def drawn(batch: Any) -> Any:
+        return batch, torch.rand(())
+
+    options = {"in_order": in_order, "device": "cpu", "device_transform": drawn, "seed": 3}
+    alone = [(batch.tolist(), float(noise)) for batch, noise in make(**options)]
+    iterators = make(**options).per_device(TWO)
+    got: list[list[Any]] = [[], []]
+    ending = [False, False]
+    while not all(ending):
+        for number, iterator in enumerate(iterators):
+            pair = next(iterator, None)
+            if pair is None:
+                ending[number] = True
+            else:
+                got[number].append((pair[0].tolist(), float(pair[1])))
+    if in_order:
+        assert got == [alone[::2], alone[1::2]]
+        assert iterators[0].stats.copied_batches == len(alone)
+    else:
+        samples = Counter(i for one in got for batch, _ in one for i in batch)
+        assert samples == Counter(range(LENGTH))
+        assert abs(len(got[0]) - len(got[1])) <= 2, "not shared out evenly"
+
+
+@on_each_executor
+def test_what_is_on_a_device_that_takes_nothing_is_bounded() -> None:
+    loader = make(
+        Numbers(400), in_order=False, device="cpu", device_transform=torch.clone, prefetch_factor=3
+    )
+    idle, busy = loader.per_device(TWO)
+    taken = Counter(i for batch in lists(busy) for i in batch)
+    kept = Counter(i for batch in lists(idle) for i in batch)
+    assert taken + kept == Counter(range(400))
+    assert sum(kept.values()) == 3 * 4
+
+
 def test_the_window_bounds_all_devices_together() -> None:
     begun = threading.Semaphore(0)
 
