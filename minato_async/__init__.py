@@ -7,6 +7,7 @@ from minato_async.per_worker import per_worker
 from minato_async.replicas.sharing import share
 from minato_async.resuming.ranks import merge_states
 from minato_async.scheduling.schedulers import Reading, WorkerScheduler
+from minato_async.seeding.sample_rng import SampleRng, sample_rng
 from minato_async.stats import Stats, StepCosts
 
 DataLoader = MinatoLoader
@@ -18,6 +19,7 @@ __all__ = [
     "Patch",
     "Reading",
     "SampleCancelled",
+    "SampleRng",
     "Stats",
     "StepCosts",
     "WorkerScheduler",
@@ -25,5 +27,6 @@ __all__ = [
     "merge_states",
     "patch",
     "per_worker",
+    "sample_rng",
     "share",
 ]

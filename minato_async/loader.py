@@ -76,7 +76,8 @@ class MinatoLoader(DataLoader[T_co]):
             `get_worker_info()` is told to be the only worker. On processes, one of them has the
             iterator, and all share out the `transforms` and a `collate_fn` that is not torch's.
         seed: base seed of the random state that each sample has for itself: what it draws from
-            `random`, `numpy.random` and torch depends on (seed, epoch, index) alone. None: drawn
+            `random`, `numpy.random`, torch, and generators that its code holds, depends on (seed,
+            epoch, index) alone. None: drawn
             as torch draws it, from `generator`. False: off, workers draw from the process-wide
             generators; those of a worker process are its own, seeded as with torch. With
             `num_workers=0` it is off unless a seed is given.

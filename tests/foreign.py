@@ -33,10 +33,10 @@ class LockCheck:
         self.calls = 0
         begin = Engine.begin
 
-        def begin_and_remember(engine: Engine, start: Any) -> Any:
+        def begin_and_remember(engine: Engine, *args: Any, **kwargs: Any) -> Any:
             if engine._lock not in self._locks:
                 self._locks.append(engine._lock)
-            return begin(engine, start)
+            return begin(engine, *args, **kwargs)
 
         monkeypatch.setattr(Engine, "begin", begin_and_remember)
 

@@ -1,16 +1,65 @@
-"""Random generators that objects hold: one of each for every worker."""
+"""Random generators that objects hold: one of each for every worker.
+
+Where samples have random state of their own, these draw from it. How they do is the affair of
+`seeding.held`, which nothing in here imports: it is made known by `follow`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
+
+
+class Following(Protocol):
+    """Makes generators that follow the sample that draws from them."""
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """Theirs."""
+
+    def held(self, own: Any) -> Any:
+        """What stands for `own`, a generator of the worker's own, in a replica: it draws the same
+        where no sample runs."""
+
+    def place(self, name: str, held: Any) -> Any:
+        """Lets `held`, as `held` has returned it, draw from the stream of the place `name`. Returns
+        what knows both, as `generator` and `name`."""
+
+
+class _NotFollowing:
+    """Until there is another one."""
+
+    classes = ()
+
+    def held(self, own: Any) -> Any:
+        return own
+
+    def place(self, name: str, held: Any) -> Any:
+        raise NotImplementedError
+
+
+_following: list[Following] = [_NotFollowing()]
+
+
+def follow(following: Following) -> None:
+    """Let replicas that are made from now on have generators which follow the sample."""
+    _following[0] = following
+
+
+def following() -> Following:
+    return _following[0]
+
+
+def is_generator(cls: type) -> bool:
+    """Whether each worker has its own of the generators of this class."""
+    return cls in GENERATORS or cls in following().classes
 
 
 def own_generator(held: Any, worker: int) -> Any:

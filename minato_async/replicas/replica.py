@@ -37,8 +37,14 @@ from minato_async.replicas.copied import (
     content_of,
 )
 from minato_async.replicas.empty_copy import EmptyCopies
+from minato_async.replicas.held_generators import HeldGenerator, held_generators
 from minato_async.replicas.loader_method import WeakMethod
-from minato_async.replicas.random_generators import GENERATORS, own_generator
+from minato_async.replicas.random_generators import (
+    GENERATORS,
+    following,
+    is_generator,
+    own_generator,
+)
 from minato_async.replicas.thread_bound import bound_classes, holds_bound
 
 _LRU = type(functools.lru_cache(len))
@@ -54,6 +60,18 @@ class Code:
     worker_init_fn: Callable[[int], None] | None
     #: "raise", "skip", or a function that replaces a failed sample.
     on_error: Any
+
+    def held_generators(self) -> list[HeldGenerator]:
+        """The random generators that it holds, wherever that is."""
+        named = [(f"transforms[{n}]", part) for n, part in enumerate(self.transforms)]
+        return held_generators(
+            [
+                ("dataset", self.dataset),
+                *named,
+                ("collate_fn", self.collate_fn),
+                ("on_error", self.on_error),
+            ]
+        )
 
     def parts(self) -> list[Any]:
         return [
@@ -87,7 +105,10 @@ class Replica:
         #: By class: how to make empty objects of it, whether those without attributes stand for
         #: themselves, and which of them always do.
         self._classes: dict[type, tuple[EmptyCopies, bool, dict[int, Any]]] = {}
+        #: Of each random generator that it has in the place of an original: where that is held.
+        self.places: list[Any] = []
         self.code = self._follow()
+        self._find_places()
 
     def is_of(self, code: Code) -> bool:
         """Whether it stands for that code, and not for what a user has set in its place."""
@@ -111,6 +132,10 @@ class Replica:
             key: copied.of(clone._memo[key][1]) for key, copied in self._copies.items()
         }
         clone._weak = dict(self._weak)
+        clone._find_places()
+        stays = {place.name for place in self.places if place.stays}
+        for place in clone.places:
+            place.stays = place.name in stays
         return clone
 
     def let_go_of_thread(self) -> None:
@@ -133,6 +158,7 @@ class Replica:
         if changed:
             self._to_fill += changed
             self.code = self._follow()
+            self._find_places()
             self._forget_unreached()
 
     def _follow(self) -> Code:
@@ -144,6 +170,24 @@ class Replica:
             self._fill()
         add_checkpoints(code.dataset, {id(copied.copy) for copied in self._copies.values()})
         return code
+
+    def _find_places(self) -> None:
+        """Tell the random generators that it has where their originals are held."""
+        known = {id(place.generator): place for place in self.places}
+        self.places = []
+        for held in self._original.held_generators():
+            own = self.known(held.generator)
+            if own is held.generator:
+                if not held.through_class:
+                    continue  # all workers share it
+                own = self._generator(held.generator)
+                self._memo[id(held.generator)] = held.generator, own
+            for owner, name in held.through_class:
+                # One for all objects of a class is one for all workers: here it is their own.
+                copy = self.known(owner)
+                if copy is not owner and (attributes := attributes_of(copy)) is not None:
+                    attributes[name] = own
+            self.places.append(known.get(id(own)) or following().place(held.place, own))
 
     def _mapped_code(self) -> Code:
         code = self._original
@@ -312,6 +356,8 @@ class Replica:
 
     def _method(self, value: Any) -> Any:
         owner = self.mapped(value.__self__)
+        if is_generator(type(owner)):  # it may be of a class with other methods
+            return getattr(owner, value.__name__)
         return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
 
     def _builtin_method(self, value: Any) -> Any:
@@ -335,7 +381,8 @@ class Replica:
         return deepcopy(value)
 
     def _generator(self, value: Any) -> Any:
-        return own_generator(value, self._number)
+        own = own_generator(value, self._number)
+        return own if own is value else following().held(own)
 
     def _reference(self, value: Any) -> Any:
         self._weak[id(value)] = value
@@ -421,7 +468,7 @@ def _pointing_to(copy: Any, reference: Any) -> Any:
 
 def _kind_of(cls: type) -> Callable[[Replica, Any], Any]:
     if issubclass(cls, GENERATORS):
-        return Replica._generator if cls in GENERATORS else _shared
+        return Replica._generator if is_generator(cls) else _shared
     if issubclass(cls, functools.partial):
         return Replica._partial
     if (cls.__module__, cls.__name__) in _HAVE_SETTINGS:

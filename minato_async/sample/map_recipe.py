@@ -16,12 +16,14 @@ from torch.utils.data import Subset, default_collate
 from minato_async.engine.protocols import Worker
 from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import name_transform
+from minato_async.replicas.held_generators import HeldGenerator
 from minato_async.replicas.replica import Code
 from minato_async.sample.autocast import Autocast
 from minato_async.sample.collation import DefaultRowWriter, is_extended
 from minato_async.sample.shared_data_check import SharedDataCheck
 from minato_async.sample.worker_setup import WorkerSetup, current_state
-from minato_async.seeding.epoch_seeds import EpochSeeds
+from minato_async.seeding.epoch_seeds import EpochSeeds, NoStreams
+from minato_async.seeding.held import Place
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -66,6 +68,8 @@ class MapRecipe:
         self._check = SharedDataCheck() if checks else None
         self.seeds = seeds
         self.seed = seeds.seed
+        #: The random generators that the user's own objects hold, once they were looked for.
+        self._held: Sequence[HeldGenerator] | None = None
         self._context = copy_context()
         self._grad = torch.is_grad_enabled()
         self._autocast = Autocast.of_this_thread()
@@ -79,14 +83,24 @@ class MapRecipe:
         self._autocast.apply()
         context = self._context.copy()
         code = context.run(state.code_for, self._setup, worker.number)
-        state.bound = bound = self._bound(code, state.streams, context)
+        # Others are seeded when they are drawn from.
+        places = [place for place in state.places if isinstance(place.generator, torch.Generator)]
+        state.bound = bound = self._bound(code, state.streams, context, places)
         return bound
 
     def bind_here(self, streams: Streams) -> Bound:
         """The recipe for the consumer's own thread, with the user's objects themselves."""
-        return self._bound(self._setup.code, streams, self._context)
+        places: list[Place] = []
+        if not isinstance(streams, NoStreams):
+            if self._held is None:
+                self._held = self._setup.code.held_generators()
+            places = [Place(held.place, held.generator) for held in self._held]
+        return self._bound(self._setup.code, streams, self._context, places)
 
-    def _bound(self, code: Code, streams: Streams, context: Context) -> Bound:
+    def _bound(
+        self, code: Code, streams: Streams, context: Context, places: Sequence[Place]
+    ) -> Bound:
+        """`places`: where random generators are held that cannot be asked before they draw."""
         transforms, collate = code.transforms, code.collate_fn
         if self._method == "__getitems__":
             transforms = [partial(_each, transform) for transform in transforms]
@@ -95,6 +109,9 @@ class MapRecipe:
         steps = [_method_getter(code.dataset, self._method), *transforms]
         if self._check is not None:
             steps = [self._check.checked(code, step) for step in steps]
+        if places:
+            steps = [partial(_seeded, places, step) for step in steps]
+            collate = partial(_seeded, places, collate)
         return Bound(self, steps, collate, self._finish, code.on_error, streams, context)
 
     def for_epoch(self, seeds: EpochSeeds, grad: bool, autocast: Autocast) -> MapRecipe:
@@ -155,6 +172,13 @@ def _method_getter(dataset: Any, method: str) -> Callable[[Any], Any]:
 
 
 # The following are for `partial`, which can be pickled where a function made here could not.
+
+
+def _seeded(places: Sequence[Place], step: Callable[[Any], Any], value: Any) -> Any:
+    """Run `step` with held generators that stand in the sample's streams."""
+    for place in places:
+        place.here()
+    return step(value)
 
 
 def _each(transform: Callable[[Any], Any], samples: list[Any]) -> list[Any]:

@@ -13,10 +13,14 @@ from minato_async.engine.recipe import BoundRecipe, Streams
 from minato_async.errors import WorkerSetupError
 from minato_async.replicas.composed_transforms import add_checkpoints
 from minato_async.replicas.pool import WorkerReplicas
+from minato_async.replicas.random_generators import follow
 from minato_async.replicas.replica import Code, Replica
 from minato_async.sample import worker_info
 from minato_async.sample.openmp import use_one_thread_here
-from minato_async.seeding.epoch_seeds import thread_streams
+from minato_async.seeding.epoch_seeds import NoStreams, thread_streams
+from minato_async.seeding.held import Following, Place
+
+follow(Following())
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,19 @@ class ThreadState:
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
+        #: Each sample has random state of its own.
+        self.isolated = not isinstance(streams, NoStreams)
         #: The recipe of the epoch being loaded, bound to this thread.
         self.bound: BoundRecipe | None = None
         self._code: Code | None = None
         self._replica: Replica | None = None
         self._replicas: WorkerReplicas | None = None
         self._number = 0
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the code of this worker holds random generators."""
+        return [] if self._replica is None else self._replica.places
 
     def code_for(self, setup: WorkerSetup, worker_id: int) -> Code:
         """What runs in this worker, up to date, with the worker info that shows it; the first time,
@@ -63,8 +74,7 @@ class ThreadState:
     def _own_code(self, setup: WorkerSetup, worker_id: int) -> tuple[Code, bool]:
         """What runs in this worker, and whether `worker_init_fn` is to run before."""
         if setup.replicas is None:
-            add_checkpoints(setup.code.dataset)
-            return setup.code, self._code is None
+            return self._code_of_process(setup.code, worker_id), self._code is None
         if self._replica is not None and self._replica.is_of(setup.code):
             self._replica.refresh()
             return self._replica.code, False
@@ -72,11 +82,25 @@ class ThreadState:
         self._replica, first = setup.replicas.take(worker_id, setup.code)
         return self._replica.code, first
 
+    def _code_of_process(self, code: Code, worker_id: int) -> Code:
+        if self._replica is not None:
+            self._replica.refresh()
+        elif self._code is None and self.isolated and code.held_generators():
+            # All that is in this process is its own; but a replica has random generators that
+            # follow the sample, at whatever place.
+            self._replica = Replica(code, worker_id)
+        if self._replica is not None:
+            return self._replica.code
+        add_checkpoints(code.dataset)
+        return code
+
     def _initialise(self, code: Code, worker_id: int, seed: int) -> None:
         assert code.worker_init_fn is not None
         # What it seeds and draws is its own affair: samples have streams of their own.
         self.streams.begin(lambda _: seed)
         self.streams.ticket = code
+        for place in self.places:
+            place.expect_seeds()
         try:
             code.worker_init_fn(worker_id)
         except BaseException as error:
@@ -85,6 +109,8 @@ class ThreadState:
                 self._replica = None
             error.add_note(f"minato_async: worker_init_fn({worker_id})")
             raise WorkerSetupError(error) from error
+        for place in self.places:
+            place.stays = place.was_seeded
         if self._replicas is not None and self._replica is not None:
             self._replicas.initialised(worker_id, self._replica)
 

@@ -50,6 +50,8 @@ class Streams(Protocol):
     """What a thread draws from (`streams.SampleStreams`, which knows all the modules that look
     here)."""
 
+    ticket: Any
+
     @property
     def python(self) -> PythonDraws: ...
 

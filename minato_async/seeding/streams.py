@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minato_async.seeding.current import NO_SAMPLE, Streams, current
+from minato_async.seeding.held_in_sample import HeldInSample
 from minato_async.seeding.python_random import (
     PythonState,
     PythonStream,
@@ -41,6 +42,8 @@ class SampleState:
     python: PythonState | None = None
     numpy: NumpyState | None = None
     torch: TorchState | None = None
+    #: Of generators that the user's objects hold, by place.
+    held: dict[str, Any] | None = None
 
 
 class SampleStreams:
@@ -54,6 +57,7 @@ class SampleStreams:
         "_resolve",
         "_seed",
         "_seeded",
+        "held",
         "numpy",
         "python",
         "ticket",
@@ -68,6 +72,7 @@ class SampleStreams:
         self._resolve: Callable[[Any], int] = _entropy
         self._seed = 0
         self._seeded: Any = NO_SAMPLE
+        self.held = HeldInSample(self)
         self.python = PythonStream(self)
         if HAS_NUMPY:
             self.numpy = NumpyStream(self)
@@ -104,7 +109,7 @@ class SampleStreams:
     def dissolve(self) -> None:
         """Nobody draws any more: part from the streams, which refer to this. In a circle they would
         be left to the collector, which comes rarely where Python is free-threaded."""
-        for name in ("python", "numpy", "torch", "worker_rng"):
+        for name in ("held", "python", "numpy", "torch", "worker_rng"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -115,6 +120,7 @@ class SampleStreams:
         self._seeded = NO_SAMPLE
         for stream in self._streams():
             stream.sample = NO_SAMPLE
+        self.held.forget()
 
     def seed(self) -> int:
         """The current sample's seed, 64 bits."""
@@ -129,11 +135,13 @@ class SampleStreams:
 
         What this thread draws before it gets another ticket begins the sample's streams anew.
         """
-        states = {
+        states: dict[str, Any] = {
             name: stream.save()
             for name in ("python", "numpy", "torch")
             if (stream := getattr(self, name, None)) is not None and stream.begun
         }
+        if held := self.held.save():
+            states["held"] = held
         self._forget()
         return SampleState(**states) if states else None
 
@@ -145,6 +153,8 @@ class SampleStreams:
         for name in ("python", "numpy", "torch"):
             if (saved := getattr(state, name)) is not None:
                 getattr(self, name).restore(saved)
+        if state.held:
+            self.held.restore(state.held)
 
 
 class Activation:

@@ -80,3 +80,79 @@ def test_a_cache_dataset_gives_what_its_own_loader_gives() -> None:
 
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one["image"], other["image"])
+
+
+def noisy(seeded: bool) -> Any:
+    """A pipeline whose transforms each draw from generators of their own, some of them nested."""
+    keys = ["image", "label"]
+    parts = [
+        transforms.RandGaussianNoised(keys, prob=0.7, std=1.0),
+        transforms.RandAffined(
+            keys,
+            prob=0.8,
+            rotate_range=0.5,
+            translate_range=2,
+            scale_range=0.2,
+            padding_mode="zeros",
+            cache_grid=False,
+        ),
+        transforms.OneOf(
+            [transforms.RandFlipd(keys, 0.5), transforms.RandScaleIntensityd(keys, 2)]
+        ),
+    ]
+    if seeded:
+        return transforms.Compose(parts)
+    # Not composed, nobody has seeded them: they draw from one generator, that of their class.
+    return parts
+
+
+@pytest.mark.parametrize("where", ["dataset", "transforms"])
+def test_the_same_samples_whoever_loads_them(where: str) -> None:
+    data = volumes()
+
+    def images(num_workers: int, executor: str = "thread", **options: Any) -> torch.Tensor:
+        usual: dict[str, Any] = {"batch_size": 4, "seed": 3, "in_order": True}
+        if where == "dataset":
+            dataset: Any = monai_data.Dataset(data * 2, noisy(seeded=True))
+        else:
+            dataset, usual["transforms"] = data * 2, noisy(seeded=False)
+        loader: MinatoLoader[Any] = MinatoLoader(
+            dataset, num_workers=num_workers, executor=executor, **(usual | options)
+        )
+        return torch.cat([batch["image"] for batch in loader])
+
+    first = images(0)
+    # Each volume comes twice, and is another sample each time.
+    assert not any(torch.equal(first[n], first[n + 16]) for n in range(16))
+    for executor in ("thread", "process"):
+        for num_workers in (1, 2, 4):
+            assert torch.equal(images(num_workers, executor), first), (executor, num_workers)
+    assert not torch.equal(images(2, seed=4), first)
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_what_monai_seeds_in_the_workers_stays_so(executor: str) -> None:
+    """Its own `worker_init_fn` gives each transform a generator that is seeded for the worker: what
+    is drawn depends on the worker then, as with MONAI's loader."""
+    dataset = monai_data.Dataset(volumes(), noisy(seeded=True))
+
+    def loaded(**options: Any) -> torch.Tensor:
+        loader: MinatoLoader[Any] = MinatoLoader(
+            dataset,
+            4,
+            num_workers=2,
+            executor=executor,
+            worker_init_fn=monai_data.utils.worker_init_fn,
+            assignment="batch",
+            seed=3,
+            **options,
+        )
+        return torch.cat([batch["image"] for batch in loader])
+
+    torch.manual_seed(1)
+    first = loaded()
+    torch.manual_seed(1)
+    assert torch.equal(loaded(), first)
+    # The workers' seeds are drawn from torch's generator; the loader's own is the same.
+    torch.manual_seed(2)
+    assert not torch.equal(loaded(), first)

@@ -19,6 +19,7 @@ from minato_async.executors.process.worker_shared_iterator import FinishJob, Rea
 from minato_async.replicas.composed_transforms import add_checkpoints
 from minato_async.replicas.replica import Code, Replica
 from minato_async.sample.map_recipe import as_it_is
+from minato_async.sample.worker_setup import current_state
 from minato_async.shards.datapipes import PipeSharding, seed_pipe
 from minato_async.shards.epoch import Shard, ShardBatch, ShardPass, ShardRecipe
 from minato_async.shards.jobs import ReadJob, close_shard
@@ -101,9 +102,11 @@ class ShardRunner:
             plan, replica = self._plan, None
             if plan.pipes is None:
                 dataset = plan.dataset
-                if self._shards:
-                    # The first shard has the dataset of this process.
-                    code = Code(dataset, (), as_it_is, None, None)
+                code = Code(dataset, (), as_it_is, None, None)
+                # The first shard has the dataset of this process, unless it holds random generators
+                # that are to follow the sample.
+                follows = current_state().isolated and code.held_generators()
+                if self._shards or follows:
                     replica = Replica(code, number)
                     dataset = replica.code.dataset
                 else:
