@@ -41,12 +41,31 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
             TPUs).
     """
     ours = [_inside(item) for item in objects]
-    result = accelerator.prepare(*objects, **options)
+    only_ours = all(
+        loader is not None or not isinstance(item, TorchLoader)
+        for item, loader in zip(objects, ours, strict=True)
+    )
+    # A loader of torchdata's starts workers, and loads, when it is asked for its first state.
+    with _without_torchdata(accelerator) if only_ours else contextlib.nullcontext():
+        result = accelerator.prepare(*objects, **options)
     results = [result] if len(objects) == 1 else result
     for prepared, loader in zip(results, ours, strict=True):
         if loader is not None and _inside(prepared) is None:
             _put_inside(prepared, loader)
+            prepared.use_stateful_dataloader = accelerator.use_stateful_dataloader
     return result
+
+
+@contextlib.contextmanager
+def _without_torchdata(accelerator: Any) -> Iterator[None]:
+    """Within this, Accelerate makes loaders of torch's class, whose states are not saved."""
+    config = accelerator.dataloader_config
+    wanted = config.use_stateful_dataloader
+    config.use_stateful_dataloader = False
+    try:
+        yield
+    finally:
+        config.use_stateful_dataloader = wanted
 
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:

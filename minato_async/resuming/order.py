@@ -143,6 +143,9 @@ class SamplerOrder(Iterator[Any]):
                 self.drawn += 1
                 self._last.append(drawn)
                 yield drawn
+            if state["ended"]:
+                # Some draw from their generator at the end, too.
+                next(self._iterator, None)
         # The state of another rank has no digest: here it is other keys.
         if self.drawn < wanted or state["digest"] not in (None, _digest(self._last)):
             raise RuntimeError(

@@ -64,6 +64,19 @@ def test_same_losses_to_the_last_bit(checkpoints: Path, run: str) -> None:
     assert ours["accuracy"] == stock["accuracy"]
 
 
+@pytest.mark.parametrize(("steps", "epoch"), [(5, 0), (7, 1)])
+def test_killed_in_the_middle_of_an_epoch_it_goes_on_with_the_same_losses(
+    checkpoints: Path, steps: int, epoch: int
+) -> None:
+    left, whole = load(checkpoints, f"left-{steps}"), load(checkpoints, "minato-1")
+    assert left["epoch"] == epoch
+    assert len(left["losses"]) % STEPS, "in the middle"
+    resumed = load(checkpoints, f"killed-{steps}")
+    assert resumed["losses"] == whole["losses"]
+    assert all(torch.equal(resumed["model"][name], w) for name, w in whole["model"].items())
+    assert resumed["accuracy"] == whole["accuracy"]
+
+
 def test_resuming_goes_on_from_the_checkpoint(checkpoints: Path) -> None:
     first = load(checkpoints, "torch-first")
     assert first["epoch"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +115,44 @@ def test_the_original_loader_is_not_changed(accelerator: Any) -> None:
     assert prepared.base_dataloader._iterator is not loader._iterator
 
 
-def test_stateful_loaders_are_refused(accelerator: Any) -> None:
+@pytest.fixture
+def stateful(accelerator: Any) -> Any:
     accelerator.dataloader_config.use_stateful_dataloader = True
-    with pytest.raises(NotImplementedError, match="StatefulDataLoader instead of MinatoLoader"):
-        prepare(accelerator, MinatoLoader(Numbers(4)))
-    assert accelerator._dataloaders == []
+    return accelerator
+
+
+@on_each_executor
+@pytest.mark.parametrize("seedable", [True, False])
+@pytest.mark.parametrize("received", [1, 3])
+def test_saved_and_loaded_in_the_middle_of_an_epoch(
+    stateful: Any, tmp_path: Path, seedable: bool, received: int
+) -> None:
+    """`use_stateful_dataloader`: Accelerate saves the loader's state with everything else."""
+    stateful.dataloader_config.use_seedable_sampler = seedable
+
+    def prepared(dataset: Numbers) -> Any:
+        stateful._dataloaders.clear()
+        torch.manual_seed(3)
+        ours = MinatoLoader(dataset, 4, shuffle=True, num_workers=2, in_order=True)
+        return prepare(stateful, ours)
+
+    loader = prepared(Numbers(20))
+    first, second, state = values(loader), [], None
+    for number, batch in enumerate(loader):
+        second.append(batch[:, 0].tolist())
+        if number + 1 == received:
+            state = stateful.save_state(str(tmp_path / "state"))
+    third = values(loader)
+    dataset = Numbers(20)
+    again = prepared(dataset)
+    stateful.load_state(state)
+    assert type(again.base_dataloader) is MinatoLoader
+    again.set_epoch(1)
+    assert values(again) == second[received:]
+    assert dataset.loads.count == 20 - 4 * received
+    again.set_epoch(2)
+    assert values(again) == third
+    assert first != second != third
 
 
 def test_a_wrapper_with_no_place_for_our_loader_is_refused(

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -127,6 +128,49 @@ def test_fit_is_the_same_with_our_loader(limit: int | None) -> None:
     assert len(stock[0]) == 3
     assert ours == stock
     assert dataset.loads.on_workers
+
+
+class Stopping(lightning.Callback):  # type: ignore[misc]
+    """Saves a checkpoint after so many steps, and ends the training as a kill would."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path, self.steps = path, steps
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.steps:
+            trainer.save_checkpoint(self.path)
+            raise KeyError("killed")
+
+
+@on_each_executor
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"persistent_workers": True}])
+def test_a_fit_goes_on_in_the_middle_of_an_epoch(
+    tmp_path: Path, steps: int, options: dict[str, Any]
+) -> None:
+    """Lightning saves and loads the loader's state by itself."""
+
+    def loader(dataset: Numbers) -> MinatoLoader[torch.Tensor]:
+        generator = torch.Generator().manual_seed(4)
+        ours: MinatoLoader[torch.Tensor] = make(
+            MinatoLoader, dataset, shuffle=True, generator=generator, **options
+        )
+        return ours
+
+    whole = Model()
+    trainer(max_epochs=2).fit(whole, loader(Numbers(24)))
+    first, path = Model(), tmp_path / "checkpoint"
+    with pytest.raises(KeyError, match="killed"):
+        trainer(max_epochs=2, callbacks=[Stopping(path, steps)]).fit(first, loader(Numbers(24)))
+    rest, dataset = Model(), Numbers(24)
+    rest.epochs.append([])  # Lightning does not begin it again
+    trainer(max_epochs=2).fit(rest, loader(dataset), ckpt_path=path)
+    both = [first.epochs[0] + rest.epochs[0], rest.epochs[1]]
+    if options.get("in_order") is False:
+        assert [sorted(flat(e)) for e in both] == [sorted(flat(e)) for e in whole.epochs]
+    else:
+        assert both == whole.epochs
+    assert dataset.loads.count == 24 - 4 * steps + 24
 
 
 @on_each_executor

@@ -165,6 +165,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "sequential": dict,
     "shuffle": lambda: {"shuffle": True},
     "generator": lambda: {"shuffle": True, "generator": generator(5)},
+    "whole batches": lambda: {"shuffle": True, "generator": generator(5), "batch_size": 2},
     "drop_last": lambda: {"shuffle": True, "drop_last": True},
     "random": lambda: {"sampler": RandomSampler(range(N), generator=generator(6))},
     "replacement": lambda: {
