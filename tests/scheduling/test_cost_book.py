@@ -203,6 +203,40 @@ class TestFile:
         with pytest.warns(RuntimeWarning, match="cannot be read"):
             assert self.costs_in(path) == [0, 0, 0]
 
+    def test_damaged_in_any_byte_is_ignored_or_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "book.npz"
+        CostFile(path, book_of(0.5, 1, 1.5), "Dataset").save()
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1
+            path.write_bytes(damaged)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert self.costs_in(path) in ([0, 0, 0], [0.5, 1, 1.5])
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"costs": np.ones((3, 2))},
+            {"costs": np.array(["a", "b", "c"])},
+            {"costs": np.array([1, np.inf, 1])},
+            {"costs": np.array([1, np.nan, 1])},
+            {"costs": np.array([1, -1.0, 1])},
+            {"totals": np.array([np.nan, 1])},
+            {"totals": np.ones((2, 2))},
+            {"totals": np.ones(3)},
+        ],
+    )
+    def test_whose_costs_are_no_seconds_is_ignored(
+        self, tmp_path: Path, other: dict[str, Any]
+    ) -> None:
+        path = tmp_path / "book.npz"
+        whole = {"version": 1, "dataset": "Dataset", "costs": np.ones(3), "totals": np.ones(2)}
+        np.savez(path, **{**whole, **other})
+        with pytest.warns(RuntimeWarning, match="cannot be read as a cost book"):
+            assert self.costs_in(path) == [0, 0, 0]
+
     def test_that_cannot_be_written_warns_once(self, tmp_path: Path) -> None:
         file = CostFile(tmp_path / "nowhere" / "book.npz", CostBook(3), "Dataset")
         with pytest.warns(RuntimeWarning, match="cannot be written"):
