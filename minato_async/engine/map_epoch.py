@@ -19,7 +19,7 @@ from minato_async.engine.loading import Sync
 from minato_async.engine.protocols import Job, Worker
 from minato_async.engine.recipe import Recipe
 from minato_async.errors import Unmade
-from minato_async.scheduling.cost_book import EpochCosts
+from minato_async.scheduling.cost_book import WORTH_NOTING, EpochCosts
 from minato_async.scheduling.costs import RecentCosts, summary
 from minato_async.scheduling.threshold import Threshold
 from minato_async.stats import Stats, StepCosts
@@ -48,6 +48,8 @@ class MapEpoch(Epoch, ABC):
         self.costs = RecentCosts()
         #: What is known of the costs of samples, by index; None: nobody wants to know.
         self._cost_book: EpochCosts | None = None
+        #: It knows slow samples, which may be among those that are timed together.
+        self._notes_all = False
         #: What is claimed early; None: nothing.
         self._early: EarlyClaims | None = None
         self._cheap_claims = 0
@@ -66,7 +68,7 @@ class MapEpoch(Epoch, ABC):
     def remember(self, costs: EpochCosts, claims_early: bool) -> None:
         """Note in `costs` what samples cost. `claims_early`: those that are known to be slow are
         claimed early, unless batches belong to workers."""
-        self._cost_book = costs
+        self._cost_book, self._notes_all = costs, costs.slowest > 0
         if claims_early and costs.slowest and self.assigned is None:
             workers = self.sync.slots.wanted
             self._early = EarlyClaims(self.feed, costs, workers, self._as_drawn, self._due)
@@ -274,19 +276,27 @@ class MapEpoch(Epoch, ABC):
         """As `Epoch.observe`; `long` tells which of several rows took long, and how long, as far
         as that is known."""
         super().observe(block, row, costs, tickets)
-        if self._cost_book is not None:
-            seconds = costs[0] if len(costs) == 1 else sum(costs)
-            self._cost_book.observe(block.indices, row, tickets, seconds, long)
-            if self._early is not None and tickets == 1:
-                self._early.finished(block, row, seconds)
-        if tickets > 1:
+        seconds = costs[0] if len(costs) == 1 else sum(costs)
+        book = self._cost_book
+        if tickets == 1:
+            if book is not None:
+                book.observe(block.indices, row, 1, seconds)
+                if self._early is not None:
+                    self._early.finished(block, row, seconds)
+        else:
             # So cheap that looking at each claim would cost as much as the samples.
             self._cheap_claims += 1
-            if self._cheap_claims % _CHEAP_STRIDE:
+            looks = not self._cheap_claims % _CHEAP_STRIDE
+            if book is not None:
+                if seconds > WORTH_NOTING or self._notes_all:
+                    book.observe(block.indices, row, tickets, seconds, long)
+                elif looks:
+                    book.count(_CHEAP_STRIDE * tickets, _CHEAP_STRIDE * seconds)
+            if not looks:
                 self.threshold.observed += tickets
                 return
         self.costs.observe(costs, tickets)
-        self.threshold.observe(sum(costs) / max(1, tickets), tickets)
+        self.threshold.observe(seconds / max(1, tickets), tickets)
 
     def failed_in(self, block: Block, row: int, error: Any) -> list[Batch]:
         """As `fail`, or as `skip` where the user wants that; then it is remembered which sample it

@@ -586,13 +586,16 @@ class MapIterator(EngineIterator):
         ones are known in time. Returns the window of the epoch."""
         options = self._options
         self._costs: EpochCosts | None = None
+        #: The same, if any are known to be slow.
+        self._slow_costs: EpochCosts | None = None
         #: Samples to draw beyond the window, and how many of the epoch may be drawn so early.
         self._lookahead = self._drawn_early = 0
         kept = owner(loader)._kept_costs = kept_costs(loader, owner(loader)._kept_costs)
-        self._kept_costs = kept
+        self._cost_file = None if kept is None else kept.file
         if kept is None or order.workers is not None:
             return options.window
         self._costs = costs = kept.book.begin_epoch()
+        self._slow_costs = costs if costs.slowest else None
         batch = samples_in_batch(loader)
         if order.consumers == 1 and not resumes(loader):
             self._drawn_early = may_be_drawn_ahead(loader)
@@ -620,13 +623,13 @@ class MapIterator(EngineIterator):
 
     def _draw(self) -> None:
         """Draw batches until enough are ahead of the consumer."""
-        epoch, draws, costs = self._epoch, False, self._costs
+        epoch, draws, costs = self._epoch, False, self._slow_costs
         with self._draws.lock:
             self._drawn = False
             early = _AT_ONCE
             while not self._drawn_all:
                 if not self._wants_more(epoch):
-                    if not early or not self._looks_ahead(epoch):
+                    if not (self._lookahead and early and self._looks_ahead(epoch)):
                         break
                     early -= 1
                 draws = True
@@ -656,8 +659,8 @@ class MapIterator(EngineIterator):
             if not draws:
                 self._engine.proceed(epoch)
             self._drawn = True
-        if self._kept_costs is not None:
-            self._kept_costs.save_now_and_then()
+        if self._cost_file is not None:
+            self._cost_file.save_now_and_then()
 
     def _make_up(self) -> None:
         # Not while another consumer waits for the sampler: a batch may be ready.
@@ -679,8 +682,8 @@ class MapIterator(EngineIterator):
         epoch = self._epoch
         if epoch.finished and not (epoch.abandoned or self._draw_errors):
             self._draws.end()
-        if self._kept_costs is not None:
-            self._kept_costs.save()
+        if self._cost_file is not None:
+            self._cost_file.save()
         return super()._let_go()
 
     def _wants_more(self, epoch: Epoch) -> bool:
@@ -693,9 +696,7 @@ class MapIterator(EngineIterator):
     def _looks_ahead(self, epoch: Epoch) -> bool:
         """Whether to draw beyond what may be claimed, to see which samples are slow."""
         feed = epoch.feed
-        if not self._lookahead or feed.drawn >= self._drawn_early:
-            return False
-        return feed.drawn - feed.position < self._lookahead
+        return feed.drawn < self._drawn_early and feed.drawn - feed.position < self._lookahead
 
 
 def resumes(loader: DataLoader[Any]) -> bool:

@@ -22,14 +22,6 @@ class KeptCosts:
     #: None: it is kept with the loader alone.
     file: CostFile | None
 
-    def save(self) -> None:
-        if self.file is not None:
-            self.file.save()
-
-    def save_now_and_then(self) -> None:
-        if self.file is not None:
-            self.file.save_now_and_then()
-
 
 def kept_costs(loader: DataLoader[Any], known: KeptCosts | None) -> KeptCosts | None:
     """The book for an epoch that `loader` is about to begin: the one that is `known`, or a new one;
@@ -45,7 +37,8 @@ def kept_costs(loader: DataLoader[Any], known: KeptCosts | None) -> KeptCosts | 
     if not 0 < length <= MOST:
         return None
     if known is not None and known.given == given and known.book.length == length:
-        known.save()  # what an epoch has found out that was left early
+        if known.file is not None:
+            known.file.save()  # what an epoch has found out that was left early
         return known
     book, file = CostBook(length), None
     if given != "auto":

@@ -19,8 +19,13 @@ SLOW = 2.0
 #: Seconds below which no sample is slow: to claim it early costs about as much as it may gain.
 LEAST = 1e-3
 #: Samples that were timed together are noted one by one only if they took so many seconds together,
-#: or if the book knows slow ones, which may be among them: noting takes as long as a trivial one.
-_WORTH_NOTING = 2e-3
+#: and each on average, or if the book knows slow ones, which may be among them: to note one takes
+#: some 0.3 µs, under the engine's lock.
+WORTH_NOTING, _WORTH_NOTING_EACH = 2e-3, 50e-6
+#: Share of all costs that those of slow samples must be for the book to be of use; and seconds that
+#: the book takes for each sample then, which must be less than what it may gain. A thread that has
+#: to wait for a core makes some trivial samples look slow.
+_MATTERS, _TAKES = 0.02, 1e-6
 #: Share of the samples that may be unknown for those to be tried out early.
 _FEW = 0.25
 #: How far a remembered cost goes towards a new one.
@@ -104,9 +109,10 @@ class EpochCosts:
         #: Mean cost of a sample as of the beginning of the epoch, and that from which one is slow.
         self.mean = mean
         self.limit = max(SLOW * mean, LEAST)
-        slowest = float(costs.max()) if mean and self._length else 0.0
-        #: Cost of the slowest; 0: none is known to be slow.
-        self.slowest = slowest if slowest > self.limit else 0.0
+        slow = costs[costs > self.limit] if mean else costs[:0]
+        matters = slow.sum() >= (_MATTERS * mean + _TAKES) * self._length
+        #: Cost of the slowest; 0: none is known to be slow, or too few to matter.
+        self.slowest = float(slow.max()) if matters and len(slow) else 0.0
         #: Indices that were asked for, and how many had no cost.
         self._asked = self._unknown = 0
 
@@ -120,15 +126,19 @@ class EpochCosts:
     ) -> None:
         """The samples of `tickets` of the `indices`, from number `row` on, have cost `seconds`
         together. Of them, the numbers in `long` are known to have cost so much each."""
-        self._seconds += seconds
-        self._tickets += tickets
+        self.count(tickets, seconds)
         if tickets == 1:
             self._note(indices[row], seconds)
-        elif seconds > _WORTH_NOTING or self.slowest:
+        elif self.slowest or seconds > max(WORTH_NOTING, tickets * _WORTH_NOTING_EACH):
             known = {number: cost for number, cost in long if row <= number < row + tickets}
             others = max(0.0, seconds - sum(known.values())) / max(1, tickets - len(known))
             for number in range(row, row + tickets):
                 self._note(indices[number], known.get(number, others))
+
+    def count(self, tickets: int, seconds: float) -> None:
+        """As `observe`, for the mean alone."""
+        self._seconds += seconds
+        self._tickets += tickets
 
     def _note(self, index: Any, seconds: float) -> None:
         if type(index) in _INTEGERS and 0 <= index < self._length:

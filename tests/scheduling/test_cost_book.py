@@ -71,8 +71,9 @@ class TestNoting:
         book = CostBook(100)
         costs = book.begin_epoch()
         costs.observe(range(100), 0, 100, 1e-3)
+        costs.observe(range(100), 0, 100, 3e-3)  # the worker had no core for a while
         assert not book.costs.any()
-        assert book.begin_epoch().mean == pytest.approx(1e-5)
+        assert book.begin_epoch().mean == pytest.approx(2e-5)
 
     def test_of_those_that_took_long_together_each_may_be_the_slow_one(self) -> None:
         book = CostBook(4)
@@ -100,6 +101,12 @@ class TestSlow:
         costs = book_of(*[1e-6] * 9, LEAST / 2).begin_epoch()
         assert costs.slowest == 0
         assert costs.slow_rows([9]) == ()
+
+    def test_is_nothing_if_it_does_not_matter(self) -> None:
+        """A thread that waited for its core, in a trivial sample."""
+        assert book_of(*[1e-6] * 5000, 4e-3).begin_epoch().slowest == 0
+        assert book_of(*[1e-3] * 5000, 50e-3).begin_epoch().slowest == 0
+        assert book_of(*[1e-3] * 5000, 200e-3).begin_epoch().slowest == pytest.approx(0.2)
 
     def test_is_nothing_among_the_uniform(self) -> None:
         assert book_of(*[0.01] * 9).begin_epoch().slowest == 0
