@@ -151,7 +151,8 @@ def _threads(costs: Costs, folder: str, options: Options, report: Report) -> lis
     rounds = options.rounds_or(ROUNDS)
     rows = _measure(peers, costs, WORKERS, rounds, report, "cost book")
     figures = []
-    for goal, some in ((0.97, known), (0.90, roughly)):
+    # With so small a window what is unknown holds up others, whatever is known: no goal is set.
+    for goal, some in ((0.97, known), (0.90, {"blurred": roughly["blurred"]})):
         for label, peer in some.items():
             reached = rows[peer.name].spread(_of_limit(WORKERS)).median
             figures.append(at_least(label, reached, goal))
@@ -174,7 +175,8 @@ def _wrong(costs: Costs, folder: str, options: Options, report: Report) -> list[
 
 def _processes(costs: Costs, folder: str, options: Options, report: Report) -> list[Figure]:
     peer = second_epoch("processes in order", "processes", True)
-    rows = _measure((peer,), costs, PROCESSES, options.rounds_or(ROUNDS), report, "processes")
+    kept = second_epoch("persistent", "processes", True, persistent_workers=True)
+    rows = _measure((peer, kept), costs, PROCESSES, options.rounds_or(ROUNDS), report, "processes")
     reached = rows[peer.name].spread(_of_limit(PROCESSES)).median
     return [at_least("processes", reached, 0.95)]
 

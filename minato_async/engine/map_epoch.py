@@ -180,14 +180,18 @@ class MapEpoch(Epoch, ABC):
             self.details.claimed(claim.block, range(claim.start, claim.stop), worker.name)
         return claim
 
+    def _most_tickets(self) -> int:
+        """Tickets that one worker may claim now."""
+        return self._claim_size.next()
+
     def _next_tickets(self) -> Claim | None:
         early = self._early
         if early is None:
-            return self.feed.claim(self._claim_size.next())
+            return self.feed.claim(self._most_tickets())
         workers = self.sync.slots.wanted
         return (
             early.claim(workers)
-            or self.feed.claim(self._claim_size.next())
+            or self.feed.claim(self._most_tickets())
             or early.claim(workers, idle=True)
         )
 

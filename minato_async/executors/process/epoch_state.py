@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +103,14 @@ class RemoteMapEpoch(MapEpoch):
             self.claim_none_early()
             self._claim_size = ClaimSize(cheap=math.inf)
             self._claim_size.observe(1, 0.0)
+
+    def _most_tickets(self) -> int:
+        most = super()._most_tickets()
+        if self.feed.drawn_all and most < sys.maxsize:
+            # At the end of an epoch nobody is to work off a large claim while others have nothing
+            # to do.
+            most = min(most, 1 + self.feed.unclaimed // (2 * max(1, self.sync.slots.wanted)))
+        return most
 
     def unreserve(self, block: Block) -> None:
         self._builder.unreserve(block)
