@@ -35,17 +35,21 @@ def held_generators(parts: Sequence[tuple[str, Any]]) -> list[HeldGenerator]:
     not looked into."""
     found: dict[int, HeldGenerator] = {}
     seen: set[int] = set()
+    #: By class: nothing is held in there, and what the class itself holds.
+    empty: dict[type, bool] = {}
     of_class: dict[type, Sequence[tuple[str, Any]]] = {}
     # The nearest first: so the place does not depend on what else refers to it.
     left = deque(parts)
     while left:
         place, value = left.popleft()
         cls = type(value)
+        if cls not in empty:
+            empty[cls] = _is_empty(cls)
+        if empty[cls] or id(value) in seen:
+            continue
         if is_generator(cls):
             if value is not torch.default_generator:
                 found.setdefault(id(value), HeldGenerator(place, value))
-            continue
-        if id(value) in seen or (sharing.is_data(cls) and cls not in _LOOKED_INTO):
             continue
         seen.add(id(value))
         left += _inside(place, value, cls)
@@ -58,13 +62,23 @@ def held_generators(parts: Sequence[tuple[str, Any]]) -> list[HeldGenerator]:
     return list(found.values())
 
 
+def _is_empty(cls: type) -> bool:
+    """Whether all objects of `cls` are data."""
+    looked_into = is_generator(cls) or cls in _LOOKED_INTO
+    return cls is type(None) or (sharing.is_data(cls) and not looked_into)
+
+
+#: Of these there may be many.
+_PLAIN = (int, float, str, torch.Tensor)
 _LOOKED_INTO = (types.FunctionType, types.MethodType, types.BuiltinMethodType)
 
 
 def _inside(place: str, value: Any, cls: type) -> Iterator[tuple[str, Any]]:
     if issubclass(cls, (list, tuple, deque)):
         if not sharing.is_long(value):
-            yield from ((f"{place}[{n}]", item) for n, item in enumerate(items_of(value)))
+            for n, item in enumerate(items_of(value)):
+                if type(item) not in _PLAIN:
+                    yield f"{place}[{n}]", item
     elif issubclass(cls, dict):
         if not sharing.is_long(value):
             for key, item in entries_of(value).items():
@@ -75,8 +89,8 @@ def _inside(place: str, value: Any, cls: type) -> Iterator[tuple[str, Any]]:
         return
     elif cls is types.FunctionType:
         for n, cell in enumerate(value.__closure__ or ()):
-            with_content = getattr(cell, "cell_contents", None)
-            yield f"{place}.__closure__[{n}]", with_content
+            content = getattr(cell, "cell_contents", None)
+            yield f"{place}.__closure__[{n}]", content
         for n, default in enumerate(value.__defaults__ or ()):
             yield f"{place}.__defaults__[{n}]", default
         for name, default in (value.__kwdefaults__ or {}).items():
