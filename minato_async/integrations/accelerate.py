@@ -51,8 +51,7 @@ def prepare(accelerator: Any, *objects: Any, **options: Any) -> Any:
     results = [result] if len(objects) == 1 else result
     for prepared, loader in zip(results, ours, strict=True):
         if loader is not None and _inside(prepared) is None:
-            _put_inside(prepared, loader)
-            prepared.use_stateful_dataloader = accelerator.use_stateful_dataloader
+            _put_inside(prepared, loader, accelerator.use_stateful_dataloader)
     return result
 
 
@@ -97,7 +96,7 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
     if type(skipping) is TorchLoader:
         skipping = later = _made_like(skipping, ours)
     else:
-        later = _put_inside(skipping, ours)
+        later = _put_inside(skipping, ours, getattr(loader, "use_stateful_dataloader", False))
     # Both are one loader to the user: its epochs, and so its samples' random streams, go on.
     vars(later)["_count_epoch"] = ours._count_epoch
     return skipping
@@ -175,7 +174,10 @@ def _inside(loader: Any) -> MinatoLoader[Any] | None:
     return loader if issubclass(type(loader), MinatoLoader) else None
 
 
-def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
+def _put_inside(
+    prepared: Any, loader: MinatoLoader[Any], stateful: bool = False
+) -> MinatoLoader[Any]:
+    """Let `prepared` have a loader like `loader` inside. `stateful`: Accelerate saves its state."""
     stock: Any = getattr(prepared, "base_dataloader", None)
     if type(stock) is not TorchLoader and not _is_stateful(stock):
         raise NotImplementedError(
@@ -184,8 +186,17 @@ def _put_inside(prepared: Any, loader: MinatoLoader[Any]) -> MinatoLoader[Any]:
         )
     ours = _made_like(stock, loader)
     prepared.base_dataloader = ours
-    prepared.dl_state_dict = ours.state_dict()
+    prepared.use_stateful_dataloader = stateful
+    if stateful:
+        prepared.dl_state_dict = ours.state_dict()
+    else:
+        # It would ask for the state with each batch, and save it never.
+        vars(prepared)["_update_state_dict"] = _ask_for_no_state
     return ours
+
+
+def _ask_for_no_state() -> None:
+    """Takes the place of a method of a prepared loader's."""
 
 
 def _is_stateful(stock: Any) -> bool:

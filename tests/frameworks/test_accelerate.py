@@ -115,6 +115,18 @@ def test_the_original_loader_is_not_changed(accelerator: Any) -> None:
     assert prepared.base_dataloader._iterator is not loader._iterator
 
 
+def test_nobody_asks_for_a_state_that_is_not_saved(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(MinatoLoader, "state_dict", lambda self: asked.append(self) or {})
+    values(prepare(accelerator, MinatoLoader(Numbers(12), 4)))
+    assert not asked
+    accelerator.dataloader_config.use_stateful_dataloader = True
+    values(prepare(accelerator, MinatoLoader(Numbers(12), 4)))
+    assert len(asked) >= 3
+
+
 @pytest.fixture
 def stateful(accelerator: Any) -> Any:
     accelerator.dataloader_config.use_stateful_dataloader = True

@@ -92,6 +92,51 @@ def outcomes_of_one(iterator: Any) -> Any:
         return error
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("way", ["threads", "processes"])
+def test_without_a_seed_the_one_that_was_drawn_is_in_the_state(way: str, persistent: bool) -> None:
+    options = {"seed": None, "in_order": True, "persistent_workers": persistent}
+    loaders.start_over(1)
+    loader = make(way, **options)
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(5)]
+    state, rest = loader.state_dict(), list(iterator)
+    between, generators = loader.state_dict(), loaders.generators()
+    following = list(loader)
+
+    def resumed(state: Any) -> MinatoLoader[Any]:
+        loaders.start_over(2)
+        again = make(way, **options)
+        again.load_state_dict(state)
+        return again
+
+    assert list(resumed(state)) == rest
+    again = resumed(between)
+    loaders.set_generators(generators)
+    assert list(again) == following
+    assert len(first + rest) == SIZE // loaders.BATCH
+
+
+@pytest.mark.usefixtures("threads_by_default")
+def test_a_pass_for_several_devices_goes_on() -> None:
+    """Batches that were given to any of them count."""
+    options: dict[str, Any] = {"num_workers": 2, "collate_fn": as_is, "in_order": True, "seed": 3}
+    loader = MinatoLoader(Random(SIZE), 4, **options)
+    one, two = loader.per_device(["cpu", "cpu"])
+    first = [next(one), next(two), next(one)]
+    state = one.state_dict()
+    assert state == two.state_dict()
+    with pytest.raises(RuntimeError, match="one device cannot go back by itself"):
+        one.load_state_dict(state)
+    one.close()
+    two.close()
+    again = MinatoLoader(Random(SIZE), 4, **options)
+    again.load_state_dict(state)
+    one, two = again.per_device(["cpu", "cpu"])
+    rest = [*one, *two]
+    assert sorted(flat(first + rest)) == sorted(flat(MinatoLoader(Random(SIZE), 4, **options)))
+
+
 @pytest.mark.usefixtures("threads_by_default")
 def test_what_overtook_a_slow_sample_does_not_come_again() -> None:
     dataset = Holding(SIZE, held=[0])
