@@ -18,6 +18,9 @@ from minato_async.scheduling.cost_book import EpochCosts
 #: How many times its cost before it is due a ticket is claimed at the latest: costs are known to a
 #: factor of two or so, and slow ones come in clusters.
 MARGIN = 2.0
+#: The same where ready samples come first: to be in time is of use at the end of the epoch alone. A
+#: consumer that takes its time waits if workers are busy with slow samples of which none is due.
+MARGIN_READY_FIRST = 1.25
 #: A sample that was said to be slow is, if it costs this part of what slow ones cost at least.
 _SLOW_INDEED = 0.5
 #: What one that is slow indeed adds to the trust in the book, where one that is not takes 1.
@@ -48,7 +51,8 @@ class EarlyClaims:
         self._feed = feed
         self._due = due
         self._in_order = in_order
-        self._lead = MARGIN * workers / costs.mean
+        margin = MARGIN if in_order else MARGIN_READY_FIRST
+        self._lead = margin * workers / costs.mean
         #: Seconds after which it has shown that a sample is slow.
         self._indeed = _SLOW_INDEED * costs.limit
         #: Where the feed has to be for a ticket to be claimed, a number, and the ticket.

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from minato_async.device.prefetch import OnDevice
 from minato_async.engine.batch import Batch
-from minato_async.engine.early_claims import MARGIN
+from minato_async.engine.early_claims import MARGIN, MARGIN_READY_FIRST
 from minato_async.engine.engine import Engine
 from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.loading import Loading, Sync
@@ -600,7 +600,8 @@ class MapIterator(EngineIterator):
         if order.consumers == 1 and not resumes(loader):
             self._drawn_early = may_be_drawn_ahead(loader)
         if self._drawn_early:
-            self._lookahead = costs.lookahead(options.num_workers, MARGIN)
+            margin = MARGIN if order.as_drawn else MARGIN_READY_FIRST
+            self._lookahead = costs.lookahead(options.num_workers, margin)
         if not self._lookahead or options.batches_ahead is None:
             return options.window
         # What is drawn does not bound what is claimed any more.

@@ -89,6 +89,14 @@ def test_a_slow_ticket_is_claimed_when_its_cost_asks_for_it(clock: Clock) -> Non
     assert claimed == [pytest.approx(950 - lead, abs=1)]
 
 
+def test_out_of_order_it_is_claimed_later(clock: Clock) -> None:
+    """Else a consumer that takes its time waits for batches while workers are far ahead."""
+    lead = MARGIN * SLOW * WORKERS / Drawn([950], batches=100, window=300).costs.mean
+    between = int(0.8 * lead)
+    assert Drawn([between], batches=100, window=300).claim() == between
+    assert Drawn([between], batches=100, window=300, in_order=False).claim() is None
+
+
 def test_the_one_that_is_due_first_is_claimed_first(clock: Clock) -> None:
     drawn = Drawn([55, 31, 78], batches=10, window=90)
     assert [drawn.claim(), drawn.claim()] == [31, 55]
