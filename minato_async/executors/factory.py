@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from minato_async.executors.thread.loading import ThreadLoading
 from minato_async.options import Options
 from minato_async.sample.map_recipe import MapRecipe
 from minato_async.scheduling.threshold import Threshold
-from minato_async.shards.epoch import Shard, ShardRecipe
+from minato_async.shards.epoch import ShardEpochPlan
 from minato_async.stats import Stats
 
 
@@ -40,16 +40,9 @@ class ExecutorSide(Protocol):
         samples claimed and not yet delivered; None: whatever is drawn."""
 
     def sharded_epoch(
-        self,
-        loader: DataLoader[Any],
-        shards: Sequence[Shard],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        pipe_seed: int | None,
+        self, loader: DataLoader[Any], plan: ShardEpochPlan, pipe_seed: int | None
     ) -> Callable[[Sync], Loading]:
-        """Makes an epoch of an iterable dataset. `ahead`: batches that each shard may be ahead of
-        the consumer; `pipe_seed`: with which data pipes shuffle."""
+        """Makes an epoch of an iterable dataset. `pipe_seed`: with which data pipes shuffle."""
 
     @staticmethod
     def receive(content: Any) -> Any:

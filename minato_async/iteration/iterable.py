@@ -35,7 +35,13 @@ from minato_async.sample.autocast import Autocast
 from minato_async.sample.worker_info import make_worker_info
 from minato_async.seeding.epoch_seeds import EpochSeeds, ThreadRng, thread_streams
 from minato_async.shards.datapipes import seed_pipe, settings_for
-from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardRecipe
+from minato_async.shards.epoch import (
+    Shard,
+    ShardBatch,
+    ShardedEpoch,
+    ShardEpochPlan,
+    ShardRecipe,
+)
 from minato_async.shards.position import (
     Mark,
     ShardsReceived,
@@ -87,9 +93,8 @@ class ShardedIterator(EngineIterator):
         ahead = self._options.batches_ahead
         keeps_order = choose_order(loader, check_options(loader).in_order).by_position
         ahead = None if ahead is None else ahead // len(self._shards)
-        start = self._side.sharded_epoch(
-            loader, self._shards, recipe, keeps_order, ahead, self._pipe_seed
-        )
+        plan = ShardEpochPlan(self._shards, recipe, keeps_order, ahead, self._options.window)
+        start = self._side.sharded_epoch(loader, plan, self._pipe_seed)
         work, bound = finishing(loader, self._side.receive, partial(_seed_of, recipe))
         self._finishing = work
         self._epoch = self._engine.begin(start, work, bound)

@@ -139,27 +139,30 @@ class ShardBatch(Batch):
         self.put(0, samples)
 
 
+@dataclass(frozen=True)
+class ShardEpochPlan:
+    """What one epoch over shards reads, in which order, and how far ahead of the consumer."""
+
+    shards: Sequence[Shard]
+    recipe: ShardRecipe
+    #: Batches come round-robin over the shards that are not exhausted, as with torch; otherwise as
+    #: they complete.
+    keeps_order: bool
+    #: Batches of each shard that are read and not delivered, at most; None: no bound.
+    ahead: int | None
+    #: The same for the samples of all. A batch that is larger is read alone.
+    window: int | None
+
+
 class ShardedEpoch:
-    """One pass over all shards.
+    """One pass over all shards."""
 
-    In order, batches come round-robin over the shards that are not exhausted, as with torch;
-    otherwise as they complete. `ahead` bounds the batches read and not delivered of each shard,
-    `window` the samples of all; None: no bound. A batch larger than the window is read alone.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        window: int | None,
-        sync: Sync,
-    ) -> None:
+    def __init__(self, plan: ShardEpochPlan, sync: Sync) -> None:
+        recipe, ahead, window = plan.recipe, plan.ahead, plan.window
         self.delivery = Delivery(False, sync.due)
         self.recorder = sync.recorder
-        self._passes = [ShardPass(shard, recipe) for shard in shards]
-        self._keeps_order = keeps_order
+        self._passes = [ShardPass(shard, recipe) for shard in plan.shards]
+        self._keeps_order = plan.keeps_order
         #: The shards that still have turns, the one that is due first.
         self._turns = deque(sorted((p for p in self._passes if not p.ended), key=_turn))
         self._ahead = sys.maxsize if ahead is None else ahead

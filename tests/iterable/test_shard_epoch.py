@@ -18,7 +18,14 @@ from minato_async.engine.loading import Sync
 from minato_async.engine.slots import Slots
 from minato_async.engine.stage import Stage
 from minato_async.sample.autocast import Autocast
-from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.shards.epoch import (
+    Shard,
+    ShardBatch,
+    ShardedEpoch,
+    ShardEpochPlan,
+    ShardPass,
+    ShardRecipe,
+)
 
 from .datasets import in_turn, name
 
@@ -38,9 +45,8 @@ def epoch_over(
     autocast = Autocast.of_this_thread()
     recipe = ShardRecipe("step", batch_size, False, None, list, copy_context(), True, autocast)
     sync = Sync(threading.Lock(), DueBells(), wake, lambda _: None, Slots(100, 100), lambda: None)
-    return ShardedEpoch(
-        [Shard(s, None, None) for s in range(shards)], recipe, in_order, ahead, window, sync
-    )
+    made = [Shard(s, None, None) for s in range(shards)]
+    return ShardedEpoch(ShardEpochPlan(made, recipe, in_order, ahead, window), sync)
 
 
 class Hand:

@@ -8,7 +8,7 @@ import multiprocessing
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from minato_async.sample.autocast import Autocast
 from minato_async.sample.map_recipe import MapRecipe
 from minato_async.sample.openmp import find_libraries
 from minato_async.scheduling.threshold import Threshold
-from minato_async.shards.epoch import Shard, ShardRecipe
+from minato_async.shards.epoch import ShardEpochPlan
 from minato_async.stats import Stats
 from minato_async.user_warnings import warn_user
 
@@ -75,7 +75,6 @@ class RemoteLoading:
         finally:
             self._memory.close_file()
         self._numbers = itertools.count(1)
-        self._window = options.window
         #: The worker that has opened each shard.
         self._homes: dict[int, Worker] = {}
         self._changes = Changes(loader.dataset)
@@ -97,25 +96,10 @@ class RemoteLoading:
         return partial(ProcessMapEpoch, recipe, order, window, threshold, context)
 
     def sharded_epoch(
-        self,
-        loader: DataLoader[Any],
-        shards: Sequence[Shard],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        pipe_seed: int | None,
+        self, loader: DataLoader[Any], plan: ShardEpochPlan, pipe_seed: int | None
     ) -> Callable[[Sync], Loading]:
-        context = self._next_epoch(loader, recipe.seeds, pipe_seed)
-        return partial(
-            RemoteShardedEpoch,
-            shards,
-            self._homes,
-            recipe,
-            keeps_order,
-            ahead,
-            self._window,
-            context,
-        )
+        context = self._next_epoch(loader, plan.recipe.seeds, pipe_seed)
+        return partial(RemoteShardedEpoch, plan, self._homes, context)
 
     def _next_epoch(
         self, loader: DataLoader[Any], seeds: Any, pipe_seed: int | None = None

@@ -17,7 +17,7 @@ from minato_async.engine.unwatched_job import UnwatchedJob
 from minato_async.executors.process.epoch_state import Context
 from minato_async.executors.process.jobs import DEATHS
 from minato_async.executors.process.messages import Collated
-from minato_async.shards.epoch import Shard, ShardBatch, ShardedEpoch, ShardPass, ShardRecipe
+from minato_async.shards.epoch import ShardBatch, ShardedEpoch, ShardEpochPlan, ShardPass
 from minato_async.shards.position import Mark, Start
 
 
@@ -60,19 +60,11 @@ class RemoteShardedEpoch(ShardedEpoch):
     engine's lock."""
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        homes: dict[int, Worker],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        window: int | None,
-        context: Context,
-        sync: Sync,
+        self, plan: ShardEpochPlan, homes: dict[int, Worker], context: Context, sync: Sync
     ) -> None:
-        super().__init__(shards, recipe, keeps_order, ahead, window, sync)
+        super().__init__(plan, sync)
         self.context = context
-        self._step = recipe.step
+        self._step = plan.recipe.step
         #: By the shard's number, the worker that has it. Outlives the epoch.
         self._homes = homes
         self._asking: Worker | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from minato_async.options import Options
 from minato_async.sample.map_recipe import MapRecipe
 from minato_async.sample.worker_setup import worker_thread
 from minato_async.scheduling.threshold import Threshold
-from minato_async.shards.epoch import Shard, ShardRecipe
+from minato_async.shards.epoch import ShardEpochPlan
 from minato_async.shards.jobs import IterableEpoch
 from minato_async.stats import Stats
 
@@ -29,7 +29,6 @@ class ThreadLoading:
 
     def __init__(self, options: Options) -> None:
         process_wide.install()
-        self._window = options.window
         self._setup = partial(worker_thread, isolated=options.isolated)
 
     def new_executor(self, source: JobSource, on_all_ended: Callable[[], None]) -> ThreadExecutor:
@@ -46,15 +45,9 @@ class ThreadLoading:
         return partial(ThreadMapEpoch, recipe, order, window, threshold)
 
     def sharded_epoch(
-        self,
-        loader: DataLoader[Any],
-        shards: Sequence[Shard],
-        recipe: ShardRecipe,
-        keeps_order: bool,
-        ahead: int | None,
-        pipe_seed: int | None,
+        self, loader: DataLoader[Any], plan: ShardEpochPlan, pipe_seed: int | None
     ) -> Callable[[Sync], Loading]:
-        return partial(IterableEpoch, shards, recipe, keeps_order, ahead, self._window)
+        return partial(IterableEpoch, plan)
 
     @staticmethod
     def receive(content: Any) -> Any:
