@@ -202,10 +202,6 @@ class Epoch:
         completed, self._left_over = self._left_over, []
         return Claim(Block(0, (), 1), 0, 0, completed)
 
-    def claim(self) -> Claim | None:
-        """Tickets for an idle worker; None: there are none to be had now."""
-        return self._take_left_over() or self.feed.claim(self._claim_size.next())
-
     def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
         """`tickets` tickets, from `row` on, took `costs` seconds together, step by step."""
         seconds = costs[0] if len(costs) == 1 else sum(costs)

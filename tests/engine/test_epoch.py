@@ -26,6 +26,8 @@ from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Block, Claim
 from minato_async.engine.stage import Stage
 
+from .claims import claim_of
+
 IN_ORDER = Order(as_drawn=True, by_position=True)
 WHOLE_BATCHES = Order(as_drawn=True, by_position=False)
 READY_FIRST = Order(as_drawn=False, by_position=False)
@@ -277,7 +279,7 @@ class EpochMachine(RuleBasedStateMachine):
     def claim(self) -> None:
         feed, waiting = self.epoch.feed, self.epoch.jobs_waiting
         room = feed.in_window < (self.window or sys.maxsize) - feed.kept_for_early
-        claim = self.epoch.claim()
+        claim = claim_of(self.epoch)
         if claim is None:
             return
         assert not self.abandoned
@@ -497,7 +499,7 @@ class EpochMachine(RuleBasedStateMachine):
         if self.abandoned:
             assert self.epoch.finished
             assert self.epoch.pop() is None
-            assert self.epoch.claim() is None
+            assert claim_of(self.epoch) is None
             for block in self.blocks[-3:]:
                 for row in range(len(block.indices)):
                     assert self.epoch.feed.claim_early(block, row) is None
@@ -611,16 +613,16 @@ class TestEndOfEpoch:
         """Ready-first: nobody knows that the last batch is the last before the sampler ends."""
         epoch = Epoch(READY_FIRST, None, DueBells())
         epoch.draw("abc")
-        claim = epoch.claim()
+        claim = claim_of(epoch)
         assert claim is not None
         completed = epoch.fail(claim.block, 0, Failed("a"))
-        while (claim := epoch.claim()) is not None:
+        while (claim := claim_of(epoch)) is not None:
             completed += settle_all(epoch, claim)
         assert completed == []
         assert epoch.jobs_waiting == 0
         epoch.end_draw()
         assert epoch.jobs_waiting == 1
-        left = epoch.claim()
+        left = claim_of(epoch)
         assert left is not None
         assert [batch.samples for batch in left.completed] == [["b", "c"]]
         failure = epoch.pop()
@@ -635,12 +637,12 @@ class TestEndOfEpoch:
         epoch = Epoch(Order(as_drawn=False, by_position=False, drop_last=True), None, due)
         epoch.draw("ab")
         epoch.end_draw()
-        claim = epoch.claim()
+        claim = claim_of(epoch)
         assert claim is not None
         epoch.fail(claim.block, 0, Failed("a"))
         assert epoch.pop() is not None
         epoch.delivery.add_waiter(bell)
-        assert settle_all(epoch, epoch.claim()) == []
+        assert settle_all(epoch, claim_of(epoch)) == []
         due.ring()
         assert bell.count == 1
         assert epoch.finished
@@ -650,7 +652,7 @@ class TestEndOfEpoch:
         epoch.draw([])
         epoch.end_draw()
         assert not epoch.finished
-        claim = epoch.claim()
+        claim = claim_of(epoch)
         assert claim is not None
         assert not epoch.finished
         assert deliver(epoch, list(claim.completed)) == [[]]
@@ -661,7 +663,7 @@ class TestEndOfEpoch:
         assert not epoch.finished
         epoch.end_draw()
         assert epoch.finished
-        assert epoch.claim() is None
+        assert claim_of(epoch) is None
 
 
 class TestAhead:
@@ -670,7 +672,7 @@ class TestAhead:
         for batch in ("abc", "", "d"):
             epoch.draw(batch)
         assert epoch.batches_ahead == 3
-        assert deliver(epoch, settle_all(epoch, epoch.claim())) == []
+        assert deliver(epoch, settle_all(epoch, claim_of(epoch))) == []
         assert epoch.batches_ahead == 3
 
     @pytest.mark.parametrize("order", [IN_ORDER, READY_FIRST])
@@ -685,7 +687,7 @@ class TestAhead:
         epoch = Epoch(READY_FIRST, None, DueBells())
         epoch.draw("abcd")
         assert epoch.batches_ahead == 1
-        claim = epoch.claim()
+        claim = claim_of(epoch)
         assert claim is not None
         epoch.fail(claim.block, 0, Failed("a"))
         assert epoch.pop() is not None
@@ -700,17 +702,17 @@ class TestWindow:
         epoch.draw("abcd")
         epoch.draw("ef")
         epoch.end_draw()
-        claim = epoch.claim()
+        claim = claim_of(epoch)
         assert claim is not None
         epoch.fail(claim.block, 0, Failed("a"))
         completed = []
-        while (claim := epoch.claim()) is not None:
+        while (claim := claim_of(epoch)) is not None:
             completed += settle_all(epoch, claim)
         assert [batch.samples for batch in completed] == [["b", "c", "d", "e"]]
         failure = epoch.pop()
         assert failure is not None
         assert deliver(epoch, completed) == [["b", "c", "d", "e"]]
-        assert deliver(epoch, settle_all(epoch, epoch.claim())) == [["f"]]
+        assert deliver(epoch, settle_all(epoch, claim_of(epoch))) == [["f"]]
         assert epoch.finished
         assert epoch.feed.in_window == 0
 
@@ -731,7 +733,7 @@ class TestAbandoned:
         nobody any more to deliver it to."""
         epoch = Epoch(IN_ORDER, None, DueBells())
         epoch.draw("abc")
-        claims = [epoch.claim() for _ in range(3)]
+        claims = [claim_of(epoch) for _ in range(3)]
         block = claims[0].block  # type: ignore[union-attr]
         epoch.fail(block, 2, Failed("c"))
         epoch.settle(block, 0, ["a"])

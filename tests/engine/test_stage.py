@@ -10,6 +10,8 @@ from minato_async.engine.epoch import Epoch, Order
 from minato_async.engine.feed import Claim
 from minato_async.engine.stage import Stage
 
+from .claims import claim_of
+
 
 class Hand:
     """An epoch of ready samples first, with a stage that may have one batch done."""
@@ -20,7 +22,7 @@ class Hand:
         self.epoch.stage = Stage(lambda batch, content: content, 1, lambda: None)
 
     def claim(self) -> Claim:
-        claim = self.epoch.claim()
+        claim = claim_of(self.epoch)
         assert claim is not None
         return claim
 
@@ -31,7 +33,7 @@ class Hand:
 
     def settle_all(self) -> list[Batch]:
         completed = []
-        while (claim := self.epoch.claim()) is not None:
+        while (claim := claim_of(self.epoch)) is not None:
             completed += self.settle(claim)
         return completed
 

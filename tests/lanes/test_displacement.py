@@ -19,6 +19,7 @@ from minato_async import MinatoLoader
 from minato_async.engine.batch import Batch
 from minato_async.engine.bell import DueBells
 from minato_async.engine.epoch import Epoch, Order
+from tests.engine.claims import claim_of
 
 from .support import PATIENCE, Made, flat, until, wait_for
 
@@ -57,7 +58,7 @@ class Simulation:
             self.epoch.draw(range(first, min(samples, first + size)))
         self.epoch.end_draw()
         self.claims: list[Any] = []
-        while (claim := self.epoch.claim()) is not None:
+        while (claim := claim_of(self.epoch)) is not None:
             self.claims += [(claim.block, row) for row in range(claim.start, claim.stop)]
         self.collating: list[Batch] = []
         self.ready: list[int] = []
