@@ -23,6 +23,8 @@ class Recorder:
 
     A recorder is plain state and runs no code of the user's: a call takes no lock, waits for
     nothing and raises nothing. It keeps no block and no batch, which hold objects of the user's.
+    To have one told, set the loader's `_recorder` before `iter()`. Without workers, nobody is told;
+    of an iterable dataset only what is `taken`.
 
     A sample is a row of a block. The engine's lock is held in every call but for `began`, `ended`,
     `unparked` and `collated`, which worker threads make without it. What a worker process does is

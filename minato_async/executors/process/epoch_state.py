@@ -20,7 +20,7 @@ from minato_async.executors.process.travel import Travel
 from minato_async.scheduling.claim_size import ClaimSize
 from minato_async.scheduling.threshold import Threshold
 
-#: Seconds of work that one claim is worth. Between a reply and the next order some 200 µs pass, or
+#: Seconds of work that one claim is worth. Between a reply and the next request 200 µs pass, or
 #: more where the parent is busy, in which the worker has nothing to do. What it finishes in the
 #: meantime it tells at once, so that a large claim holds up only what it has not begun; therefore
 #: the estimate follows the mean, too.
