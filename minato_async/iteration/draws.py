@@ -179,7 +179,7 @@ class Draws(Iterator[Draw]):
                 self._order.open()
                 return
         self._received = Received.of_state(state["received"])
-        order = state["order"]
+        order, beyond = state["order"], list[Draw]()
         if order["ended"] and "pending" in state:
             # Nobody need know how the sampler came by them.
             self._order.skip(order)
@@ -189,11 +189,13 @@ class Draws(Iterator[Draw]):
                 draw = self._tickets(drawn)
                 if "pending" not in state:
                     self._regroup(draw)
-        for pending in state.get("pending", ()):
-            draw = _draw_of(pending)
+                elif rows := [r for r, p in enumerate(draw.positions) if p >= state["positions"]]:
+                    # Of a batch of another size, keys that had not been drawn.
+                    beyond.append(draw.rows(rows))
+        for draw in [*map(_draw_of, state.get("pending", ())), *beyond]:
             self._kept.append(draw)
             self._regroup(draw)
-        self._position = state["positions"]
+        self._position = max(self._position, state["positions"])
         if self._repeats is not None and "repeats" in state:
             self._repeats.load(state["repeats"])
 

@@ -7,7 +7,6 @@ generators that it may have drawn from, and what it draws is compared.
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +25,9 @@ from minato_async.resuming.samplers import (
 )
 from minato_async.seeding.keys import key_number
 
-#: Batches by which one knows that an order is the same again.
-_COMPARED = 8
+#: Keys, and batches of other batch samplers, by which one knows that an order is the same again.
+_COMPARED_KEYS = 256
+_COMPARED_BATCHES = 8
 
 
 class SamplerOrder(Iterator[Any]):
@@ -44,8 +44,11 @@ class SamplerOrder(Iterator[Any]):
         self._opened: dict[str, Any] = {}
         self._first_draw: dict[str, Any] | None = None
         self._iterator: Iterator[Any] = iter(())
-        self._last: deque[Any] = deque(maxlen=_COMPARED)
-        #: What `next` has returned so often.
+        #: What was drawn last: keys where torch's own `BatchSampler` cuts them into batches, whose
+        #: size may be another when the epoch is resumed; otherwise what `next` has returned.
+        most = _COMPARED_BATCHES if self._size is None else _COMPARED_KEYS
+        self._last: deque[Any] = deque(maxlen=most)
+        #: How many of those were drawn.
         self.drawn = 0
         #: There is no more.
         self.ended = False
@@ -79,9 +82,13 @@ class SamplerOrder(Iterator[Any]):
         except StopIteration:
             self.ended = True
             raise
-        self.drawn += 1
-        self._last.append(drawn)
-        if self._size is not None and len(drawn) < self._size:
+        if self._size is None:
+            self.drawn += 1
+            self._last.append(drawn)
+            return drawn
+        self.drawn += len(drawn)
+        self._last.extend(drawn)
+        if len(drawn) < self._size:
             # The sampler inside has come to its end, as far as it knows itself.
             self.ended = True
         return drawn
@@ -132,22 +139,33 @@ class SamplerOrder(Iterator[Any]):
                 item.load_state_dict(own[name])
 
     def again(self, state: dict[str, Any]) -> Iterator[Any]:
-        """All that was drawn before `state`, drawn again. To be called, and run to its end, after
-        `reopen`. Raises RuntimeError at the end if the sampler draws other keys."""
-        if self._keepers:
-            self.drawn = state["drawn"]
-            return
+        """All that was drawn before `state`, drawn again; in batches of another size it may be some
+        keys more. To be called, and run to its end, after `reopen`. Raises RuntimeError at the end
+        if the sampler draws other keys."""
         wanted: int = state["drawn"]
+        if self._keepers:
+            self.drawn = wanted
+            return
+        digest: int | None = None
         with as_noted(self._sources, self._first_draw or {}):
-            for drawn in itertools.islice(self._iterator, wanted):
-                self.drawn += 1
-                self._last.append(drawn)
+            while self.drawn < wanted:
+                drawn = next(self._iterator, None)
+                if drawn is None:
+                    break
+                drawn_keys = [drawn] if self._size is None else drawn
+                # As far as the other had come, and then the rest.
+                left = wanted - self.drawn
+                self._last.extend(drawn_keys[:left])
+                if left <= len(drawn_keys):
+                    digest = _digest(self._last)
+                self._last.extend(drawn_keys[left:])
+                self.drawn += len(drawn_keys)
                 yield drawn
             if state["ended"]:
                 # Some draw from their generator at the end, too.
                 next(self._iterator, None)
         # The state of another rank has no digest: here it is other keys.
-        if self.drawn < wanted or state["digest"] not in (None, _digest(self._last)):
+        if self.drawn < wanted or (wanted and state["digest"] not in (None, digest)):
             raise RuntimeError(
                 f"this epoch cannot be resumed: the sampler ({self._name}) does not draw what it "
                 "drew when the state was saved. Call its set_epoch first if it has one, give it "
