@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from minato_async.resuming.order import SamplerOrder
+from minato_async.resuming.order import SamplerOrder, SoFar
 from minato_async.resuming.positions import Received
 from minato_async.resuming.ranks import share_of_rest
 from minato_async.resuming.samplers import cuts_a_sequence
@@ -49,7 +49,10 @@ class Draws(Iterator[Draw]):
     def __init__(
         self, loader: DataLoader[Any], batch_is_ticket: bool, repeats: RepeatCounter | None
     ) -> None:
-        self.lock = threading.Lock()
+        # An RLock, for a signal handler may ask for the state in the middle of a draw.
+        self.lock = threading.RLock()
+        #: While a draw goes on: the position before it, and what had been drawn then.
+        self._before: tuple[int, SoFar] | None = None
         #: What was received before the epoch was shared out anew among ranks; None: it was not.
         self._shared: dict[str, Any] | None = None
         self._batch_is_ticket = batch_is_ticket
@@ -62,8 +65,10 @@ class Draws(Iterator[Draw]):
         self._order = SamplerOrder(loader)
         self._position = 0
         self._received = Received()
+        #: Received, and not yet noted there.
+        self._news: deque[Sequence[Sequence[int]]] = deque()
         # Not the same as `lock`, which is held while the sampler draws.
-        self._receiving = threading.Lock()
+        self._receiving = threading.RLock()
         #: What is left to be given of what was drawn before the epoch was resumed.
         self._left: deque[Draw] = deque()
         #: Of that, samples that do not make a batch of their own.
@@ -95,10 +100,14 @@ class Draws(Iterator[Draw]):
         return self._left.popleft()
 
     def _draw(self) -> Draw:
-        draw = self._tickets(next(self._order))
-        if not self._order.is_known:
-            self._keep(draw)
-        return draw
+        self._before = self._position, self._order.so_far()
+        try:
+            draw = self._tickets(next(self._order))
+            if not self._order.is_known:
+                self._keep(draw)
+            return draw
+        finally:
+            self._before = None
 
     def _tickets(self, drawn: Any) -> Draw:
         unit = 1
@@ -115,9 +124,20 @@ class Draws(Iterator[Draw]):
     # What the consumer has
 
     def received(self, positions: Sequence[Sequence[int]]) -> None:
+        """The consumer has these. Whoever is interrupted in here has them all, or none of them."""
+        self._note_received()
+        self._news.append(positions)
+
+    def _note_received(self) -> None:
+        news = self._news
         with self._receiving:
-            for run in positions:
-                self._received.add(run)
+            while news:
+                positions = news[0]
+                for run in positions:
+                    self._received.add(run)
+                # A signal handler that asks for the state may have done it meanwhile.
+                if news and news[0] is positions:
+                    news.popleft()
 
     def end(self) -> None:
         """The consumer has come to the end. Nothing of the user's is kept any more."""
@@ -148,15 +168,22 @@ class Draws(Iterator[Draw]):
 
     def _state(self) -> dict[str, Any]:
         with self._receiving:
+            self._note_received()
             received = self._received.copy()
         order = self._order
+        # A signal has interrupted a draw of this thread's: it has not been made.
+        position, drawn = self._before or (self._position, order.so_far())
+        if self._before is not None and order.keeps_its_state:
+            raise RuntimeError(
+                "the sampler is drawing: its own state can be asked for when next() has returned"
+            )
         state: dict[str, Any] = {
             "tickets": "batches" if self._batch_is_ticket else "samples",
-            "positions": self._position,
+            "positions": position,
             "batch_size": self._given_size,
             "received": received.state(),
             "in_order": not received.has_gaps,
-            "order": order.state(),
+            "order": order.state(drawn),
         }
         if self._shared is not None:
             state["shared"] = self._shared
@@ -164,7 +191,7 @@ class Draws(Iterator[Draw]):
             state["pending"] = [
                 _plain(draw.rows(rows))
                 for draw in self._kept
-                if (rows := received.missing(draw.positions))
+                if draw.positions[-1] < position and (rows := received.missing(draw.positions))
             ]
         if order.keeps_its_state and self._repeats is not None:
             state["repeats"] = self._repeats.state()

@@ -457,10 +457,9 @@ class EngineIterator(LoaderIterator):
             if ends:
                 engine.close()
             raise StopIteration
-        self._received(batch)
-        self._draw()
+        content = self._hand_over(batch)
         if batch.failure is None:
-            return self._receive(batch)
+            return content
         del self, epoch, engine
         raise_failure(batch)
 
@@ -481,12 +480,23 @@ class EngineIterator(LoaderIterator):
             if errors:
                 raise errors.pop()
             raise StopAsyncIteration
-        self._received(batch)
-        self._draw()
+        content = self._hand_over(batch)
         if batch.failure is None:
-            return self._receive(batch)
+            return content
         del self, epoch, engine
         raise_failure(batch)
+
+    def _hand_over(self, batch: Batch) -> Any:
+        """The content of `batch`; None: it has a failure. Last of all it counts as received: if
+        Ctrl-C comes before, it is part of what is left of the epoch."""
+        try:
+            self._draw()
+            content = None if batch.failure is not None else self._receive(batch)
+        except Exception:
+            self._received(batch)
+            raise
+        self._received(batch)
+        return content
 
     def _let_go(self) -> bool:
         """At the end of an epoch: whether the engine is on its way to its end too."""
@@ -665,8 +675,11 @@ class MapIterator(EngineIterator):
 
     def _make_up(self) -> None:
         # Not while another consumer waits for the sampler: a batch may be ready.
-        if not (self._drawn or self._draws.lock.locked()):
-            self._draw()
+        if not self._drawn and self._draws.lock.acquire(blocking=False):
+            try:
+                self._draw()
+            finally:
+                self._draws.lock.release()
         self._drawn = False
 
     def _take_draw_errors(self) -> list[BaseException]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -28,6 +28,17 @@ from minato_async.seeding.keys import key_number
 #: Keys, and batches of other batch samplers, by which one knows that an order is the same again.
 _COMPARED_KEYS = 256
 _COMPARED_BATCHES = 8
+
+
+class SoFar(NamedTuple):
+    """How much was drawn."""
+
+    number: int
+    #: The latest.
+    last: Sequence[Any]
+    #: What the generators were before the first; None: nothing was drawn.
+    first_draw: dict[str, Any] | None
+    ended: bool
 
 
 class SamplerOrder(Iterator[Any]):
@@ -95,15 +106,18 @@ class SamplerOrder(Iterator[Any]):
 
     # In a state
 
-    def state(self) -> dict[str, Any]:
-        """How to have it again. The caller is the one thread."""
-        state: dict[str, Any] = {"drawn": self.drawn, "ended": self.ended}
+    def so_far(self) -> SoFar:
+        return SoFar(self.drawn, tuple(self._last), self._first_draw, self.ended)
+
+    def state(self, drawn: SoFar) -> dict[str, Any]:
+        """How to have it again, from after what was `drawn`. The caller is the one thread."""
+        state: dict[str, Any] = {"drawn": drawn.number, "ended": drawn.ended}
         if self._keepers:
             state["own"] = {name: item.state_dict() for name, item in self._keepers.items()}
         else:
-            state["digest"] = _digest(self._last)
-            state["first_draw"] = self._first_draw
-            noted = self._first_draw or {}
+            state["digest"] = _digest(drawn.last)
+            state["first_draw"] = drawn.first_draw
+            noted = drawn.first_draw or {}
             state["opened"] = {n: s for n, s in self._opened.items() if s != noted.get(n)}
         return state
 

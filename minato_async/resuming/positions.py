@@ -51,7 +51,7 @@ class Received:
     @property
     def has_gaps(self) -> bool:
         """Whether something beyond the frontier was received."""
-        return bool(self._beyond)
+        return 1 in self._beyond
 
     def missing(self, positions: Sequence[int]) -> list[int]:
         """The places in `positions` of those that were not received."""
