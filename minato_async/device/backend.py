@@ -35,10 +35,6 @@ class Backend(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    @property
-    def pins(self) -> bool:
-        """Copying goes on beside the program only from pinned memory."""
-
     def prefetching(self) -> AbstractContextManager[object]:
         """Within this, what the calling thread has the device do goes into the prefetch's stream,
         and memory on the device is that stream's."""
@@ -72,8 +68,6 @@ class Reached:
 class PlainBackend:
     """A device without streams: the CPU, where nothing is copied; and MPS, which works through all
     that the program's threads have it do one after the other."""
-
-    pins = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -111,8 +105,6 @@ class Event:
 
 class AcceleratorBackend:
     """A device with streams: CUDA, and what else `torch.accelerator` knows."""
-
-    pins = True
 
     def __init__(self, device: torch.device) -> None:
         index: Any = device.index

@@ -28,11 +28,8 @@ _AHEAD = 2
 class DeviceSide:
     """A device on which batches are delivered, and what is done there."""
 
-    def __init__(
-        self, loader: DataLoader[Any], options: Options, device: torch.device, isolated: bool
-    ) -> None:
+    def __init__(self, options: Options, device: torch.device, isolated: bool) -> None:
         self._prefetch = Prefetch(backend_for(device))
-        self.pins = pins_memory(loader, self._prefetch.backend.pins)
         self._transform: DeviceTransform | None = None
         if options.device_transform is not None:
             self._transform = DeviceTransform(options.device_transform, isolated)
@@ -112,28 +109,28 @@ def finishing(
     None: that alone, which is for the consumer. And how many batches may be done and not taken;
     None: any number. `seed` gives that of a batch on the device. `sharing`: the devices that share
     the batches, instead of the loader's own."""
-    options = check_options(loader)
-    devices = sharing
+    options, devices = check_options(loader), sharing
     if not devices and options.device is not None:
         devices = [options.device]
-    if options.device is not None or any(device.type != "cpu" for device in devices):
-        sides = [DeviceSide(loader, options, device, options.isolated) for device in devices]
-        pins = any(side.pins for side in sides)
+    elsewhere = any(device.type != "cpu" for device in devices)
+    pins = pins_memory(loader, elsewhere)
+    if options.device is not None or elsewhere:
+        sides = [DeviceSide(options, device, options.isolated) for device in devices]
         return Finishing(receive, pins, sides, seed), loader.prefetch_factor or _AHEAD
-    return (Finishing(receive, True, (), seed), None) if pins_memory(loader) else (None, None)
+    return (Finishing(receive, True, (), seed), None) if pins else (None, None)
 
 
 def finish_here(loader: DataLoader[Any], isolated: bool) -> Callable[[Any, Callable[[], int]], Any]:
     """What the consumer's thread does with each batch that it has collated, given what gives its
     seed. `isolated`: what it draws belongs to the batch."""
-    options = check_options(loader)
+    options, pins = check_options(loader), pins_memory(loader)
     if options.device is not None:
-        return partial(_move_here, DeviceSide(loader, options, options.device, isolated))
-    return _pin_here if pins_memory(loader) else _leave
+        return partial(_move_here, DeviceSide(options, options.device, isolated), pins)
+    return _pin_here if pins else _leave
 
 
-def _move_here(device: DeviceSide, content: Any, seed: Callable[[], int]) -> Any:
-    moving = device.put(pin(content) if device.pins else content, seed)
+def _move_here(device: DeviceSide, pins: bool, content: Any, seed: Callable[[], int]) -> Any:
+    moving = device.put(pin(content) if pins else content, seed)
     device.rest()
     return moving.take()
 

@@ -9,7 +9,7 @@ what comes out is the same either way.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,19 @@ def is_extended() -> bool:
     return any(f.__module__ != collate.__module__ for f in default_collate_fn_map.values())
 
 
+Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
 class DefaultRowWriter:
-    """Writes the large tensors of samples whose batch `default_collate` would make."""
+    """Writes the large tensors of samples whose batch `default_collate` would make, to what
+    `allocate` gives for a shape and a dtype."""
+
+    def __init__(self, allocate: Allocate = _empty) -> None:
+        self._allocate = allocate
 
     def pays(self, sample: Any) -> bool:
         """Whether `sample` is, or directly contains, a large plain CPU tensor or array."""
@@ -78,7 +89,13 @@ class DefaultRowWriter:
             return _is_large(sample)
 
     def rows(self, size: int) -> DefaultRows:
-        return DefaultRows(size)
+        return DefaultRows(size, self._allocate)
+
+    def collate(self, samples: list[Any]) -> Any:
+        """The batch of samples of which none was written before, in what `allocate` gives."""
+        if samples and self.pays(samples[0]):
+            return self.rows(len(samples)).collate(samples)
+        return collate(samples, collate_fn_map=default_collate_fn_map)
 
 
 class DefaultRows:
@@ -87,8 +104,9 @@ class DefaultRows:
     Different rows may be written from different threads at once.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, allocate: Allocate = _empty) -> None:
         self._size = size
+        self._allocate = allocate
         # Guards `_leaves`, so that two first samples do not make a tensor each.
         self._lock = threading.Lock()
         self._leaves: dict[Any, _Leaf] = {}
@@ -115,7 +133,7 @@ class DefaultRows:
         with self._lock:
             leaf = self._leaves.get(key)
             if leaf is None:
-                buffer = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype)
+                buffer = self._allocate((self._size, *tensor.shape), tensor.dtype)
                 leaf = self._leaves[key] = _Leaf(buffer, type(part))
         alike = leaf.buffer.dtype == tensor.dtype and leaf.buffer.shape[1:] == tensor.shape
         if not alike or leaf.type is not type(part):

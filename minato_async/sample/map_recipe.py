@@ -20,6 +20,7 @@ from minato_async.replicas.held_generators import HeldGenerator
 from minato_async.replicas.replica import Code
 from minato_async.sample.autocast import Autocast
 from minato_async.sample.collation import DefaultRowWriter, is_extended
+from minato_async.sample.pinning import empty_pinned, pins_memory
 from minato_async.sample.shared_data_check import SharedDataCheck
 from minato_async.sample.worker_setup import WorkerSetup, current_state
 from minato_async.seeding.epoch_seeds import EpochSeeds, NoStreams
@@ -62,7 +63,13 @@ class MapRecipe:
         self.on_error = setup.code.on_error
         self.collates_by_default = collate_fn is default_collate and not is_extended()
         writes_rows = self.collates_by_default and not self.batch_is_ticket
-        self.row_writer = DefaultRowWriter() if writes_rows else None
+        #: Straight into pinned memory, where batches end up there. Not in a worker process, which
+        #: must not touch the accelerator.
+        self._collates_pinned = writes_rows and setup.replicas is not None and pins_memory(loader)
+        self.row_writer: DefaultRowWriter | None = None
+        if writes_rows:
+            pinned = self._collates_pinned
+            self.row_writer = DefaultRowWriter(empty_pinned) if pinned else DefaultRowWriter()
         self._finish: Callable[[Any], Any] = as_it_is
         self._setup = setup
         self._check = SharedDataCheck() if checks else None
@@ -106,6 +113,8 @@ class MapRecipe:
             transforms = [partial(_each, transform) for transform in transforms]
         if self.batch_is_ticket:
             collate = partial(_only, collate)
+        if self._collates_pinned and self.row_writer is not None:
+            collate = self.row_writer.collate
         steps = [_method_getter(code.dataset, self._method), *transforms]
         if self._check is not None:
             steps = [self._check.checked(code, step) for step in steps]

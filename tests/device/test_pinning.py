@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_async import MinatoLoader
+from minato_async.device.backend import PlainBackend
+from minato_async.sample.pinning import empty_pinned
 from tests.cases.support import Made, Turnstile
 from tests.lifetime.support import all_ours_end, eventually, wait_for_end
 from tests.semantics.support import iterating, outcomes
@@ -69,6 +71,49 @@ def test_batches_are_pinned_off_the_consumers_thread(dataset: Any, persistent: b
             assert {batch.by for batch in (first, *rest)} == {"minato-stage"}
             assert type(error) is MemoryError
             assert "[2, 3]" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}], ids=str)
+def test_large_samples_are_written_straight_into_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """On threads; what comes to be pinned is that memory, so torch need not copy it."""
+    pinned: list[int] = []
+    seen: list[int] = []
+
+    def empty_pinned(shape: Any, dtype: Any) -> torch.Tensor:
+        made = torch.empty(shape, dtype=dtype)
+        pinned.append(made.data_ptr())
+        return made
+
+    def pin(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(batch.data_ptr())
+        return batch
+
+    monkeypatch.setattr("minato_async.sample.map_recipe.empty_pinned", empty_pinned)
+    monkeypatch.setattr("minato_async.iteration.finishing.pin", pin)
+    monkeypatch.setattr("minato_async.iteration.finishing.backend_for", PlainBackend)
+    data = Made(16, lambda index: torch.full((1 << 16,), float(index)))
+    monkeypatch.setattr(PlainBackend, "copy", lambda self, tensor: tensor)
+    own = {"pin_memory": False, "executor": "thread", "batch_size": 4}
+    batches = list(workers(data, **(own | options)))
+    assert [batch[:, 0].tolist() for batch in batches] == [
+        [float(index) for index in range(first, first + 4)] for first in range(0, 16, 4)
+    ]
+    assert len(seen) == 4
+    assert set(seen) <= set(pinned)
+
+
+def test_where_no_more_can_be_pinned_rows_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def refuses(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*args, **options)
+
+    monkeypatch.setattr(torch, "empty", refuses)
+    assert empty_pinned((2, 3), torch.int16).shape == (2, 3)
 
 
 def test_nothing_is_pinned_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
