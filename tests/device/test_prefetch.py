@@ -178,7 +178,9 @@ def test_closed_during_a_copy(monkeypatch: pytest.MonkeyPatch, executor: str) ->
 def test_stats(monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
     with Simulated() as device:
         device.held = True
-        with iterating(loader_on(device, monkeypatch, executor)) as iterator:
+        # One at a time: a later batch that is put first would be waited for, with the device held.
+        loader = loader_on(device, monkeypatch, executor, prefetch_factor=1)
+        with iterating(loader) as iterator:
             next(iterator)
             first = iterator.stats
             assert (first.copied_batches, first.copied_bytes) == (1, SIZE * 2400)
