@@ -17,7 +17,6 @@ from minato_async.engine.recipe import Streams
 from minato_async.errors import name_batch, name_read
 from minato_async.executors.factory import for_shards, shares_objects
 from minato_async.executors.process.worker_shards import ShardPlan
-from minato_async.iteration.finishing import finish_here, finishing
 from minato_async.iteration.iterators import (
     EngineIterator,
     SerialIterator,
@@ -27,6 +26,7 @@ from minato_async.iteration.iterators import (
     resumes,
 )
 from minato_async.iteration.order import choose_order
+from minato_async.iteration.stage_work import finish_here, finishing
 from minato_async.options import check_options
 from minato_async.replicas.loader_method import collate_fn_for_workers
 from minato_async.replicas.replica import Replica

@@ -25,10 +25,10 @@ from minato_async.errors import name_batch, name_sample
 from minato_async.executors.factory import ExecutorSide, for_samples, shares_objects
 from minato_async.executors.process.transport.failures import unpacked, without_variables
 from minato_async.iteration.draws import Draw, Draws
-from minato_async.iteration.finishing import Finishing, finish_here, finishing
 from minato_async.iteration.kept_costs import KeptCosts, kept_costs
 from minato_async.iteration.order import choose_order
 from minato_async.iteration.samplers import may_be_drawn_ahead, samples_in_batch, samples_in_epoch
+from minato_async.iteration.stage_work import Finishing, finish_here, finishing
 from minato_async.iteration.worker_handles import WorkerHandle
 from minato_async.lifecycle.gil_watch import warn_if_on
 from minato_async.options import check_options

@@ -91,8 +91,8 @@ def test_large_samples_are_written_straight_into_pinned_memory(
         return batch
 
     monkeypatch.setattr("minato_async.sample.map_recipe.empty_pinned", empty_pinned)
-    monkeypatch.setattr("minato_async.iteration.finishing.pin", pin)
-    monkeypatch.setattr("minato_async.iteration.finishing.backend_for", PlainBackend)
+    monkeypatch.setattr("minato_async.iteration.stage_work.pin", pin)
+    monkeypatch.setattr("minato_async.iteration.stage_work.backend_for", PlainBackend)
     data = Made(16, lambda index: torch.full((1 << 16,), float(index)))
     monkeypatch.setattr(PlainBackend, "copy", lambda self, tensor: tensor)
     own = {"pin_memory": False, "executor": "thread", "batch_size": 4}

@@ -38,7 +38,7 @@ def expected(factor: float = 1.0) -> list[list[float]]:
 def loader_on(
     device: Simulated, monkeypatch: pytest.MonkeyPatch, executor: str, **options: Any
 ) -> Any:
-    monkeypatch.setattr("minato_async.iteration.finishing.backend_for", lambda _: device)
+    monkeypatch.setattr("minato_async.iteration.stage_work.backend_for", lambda _: device)
     own = {"num_workers": 2, "device": "cuda", "in_order": True, "executor": executor}
     return MinatoLoader(Made(BATCHES * SIZE, sample), SIZE, **(own | options))
 
