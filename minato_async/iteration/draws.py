@@ -71,6 +71,8 @@ class Draws(Iterator[Draw]):
         self._receiving = threading.RLock()
         #: What is left to be given of what was drawn before the epoch was resumed.
         self._left: deque[Draw] = deque()
+        #: What is drawn is made into batches here, and a short one at the end dropped.
+        self._regroups = False
         #: Of that, samples that do not make a batch of their own.
         self._carry: Draw | None = None
         #: Drawn and, as far as it was looked, not received.
@@ -88,13 +90,13 @@ class Draws(Iterator[Draw]):
 
     def __next__(self) -> Draw:
         while not self._left:
-            if self._carry is None:
+            if self._carry is None and not self._regroups:
                 return self._draw()
             try:
                 self._regroup(self._draw())
             except StopIteration:
                 carry, self._carry = self._carry, None
-                if self._drop_last:
+                if self._drop_last or carry is None:
                     raise
                 return carry
         return self._left.popleft()
@@ -206,6 +208,10 @@ class Draws(Iterator[Draw]):
                 self._order.open()
                 return
         self._received = Received.of_state(state["received"])
+        if self._batch_size is not None and self._drop_last:
+            # In batches of another size, others were to be dropped.
+            self._regroups = True
+            self._order.keep_the_last()
         order, beyond = state["order"], list[Draw]()
         if order["ended"] and "pending" in state:
             # Nobody need know how the sampler came by them.

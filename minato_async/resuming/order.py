@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from minato_async.resuming.own_state import has_state
 from minato_async.resuming.random_states import as_noted, note
@@ -34,8 +34,6 @@ class SoFar(NamedTuple):
     """How much was drawn."""
 
     number: int
-    #: The latest.
-    last: Sequence[Any]
     #: What the generators were before the first; None: nothing was drawn.
     first_draw: dict[str, Any] | None
     ended: bool
@@ -76,6 +74,12 @@ class SamplerOrder(Iterator[Any]):
         """`rest` takes the place of the sampler. To be called first."""
         self._loader_sampler = rest
 
+    def keep_the_last(self) -> None:
+        """Of torch's own `BatchSampler`: draw the short batch at the end, too. To be called before
+        it is opened."""
+        batches: Any = self._loader_sampler
+        self._loader_sampler = BatchSampler(batches.sampler, batches.batch_size, drop_last=False)
+
     @property
     def keeps_its_state(self) -> bool:
         return bool(self._keepers)
@@ -107,7 +111,7 @@ class SamplerOrder(Iterator[Any]):
     # In a state
 
     def so_far(self) -> SoFar:
-        return SoFar(self.drawn, tuple(self._last), self._first_draw, self.ended)
+        return SoFar(self.drawn, self._first_draw, self.ended)
 
     def state(self, drawn: SoFar) -> dict[str, Any]:
         """How to have it again, from after what was `drawn`. The caller is the one thread."""
@@ -115,7 +119,8 @@ class SamplerOrder(Iterator[Any]):
         if self._keepers:
             state["own"] = {name: item.state_dict() for name, item in self._keepers.items()}
         else:
-            state["digest"] = _digest(drawn.last)
+            # In the middle of a draw the latest are others, and are not compared.
+            state["digest"] = _digest(self._last) if drawn.number == self.drawn else None
             state["first_draw"] = drawn.first_draw
             noted = drawn.first_draw or {}
             state["opened"] = {n: s for n, s in self._opened.items() if s != noted.get(n)}
@@ -176,8 +181,12 @@ class SamplerOrder(Iterator[Any]):
                 self.drawn += len(drawn_keys)
                 yield drawn
             if state["ended"]:
-                # Some draw from their generator at the end, too.
-                next(self._iterator, None)
+                # Some draw from their generator at the end, too. If the other one dropped keys
+                # there, they are had now.
+                for drawn in self._iterator:
+                    self.drawn += 1 if self._size is None else len(drawn)
+                    self._last.extend([drawn] if self._size is None else drawn)
+                    yield drawn
         # The state of another rank has no digest: here it is other keys.
         if self.drawn < wanted or (wanted and state["digest"] not in (None, digest)):
             raise RuntimeError(

@@ -128,3 +128,25 @@ def test_another_order_is_refused_all_the_same() -> None:
     resumed.load_state_dict(state)
     with pytest.raises(RuntimeError, match="does not draw what it drew"):
         iter(resumed)
+
+
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "with a generator"])
+@pytest.mark.parametrize(("size", "other"), [(10, 7), (7, 10), (8, 8), (25, 2)])
+def test_with_drop_last_no_whole_batch_is_dropped(kind: str, size: int, other: int) -> None:
+    for taken in (1, LENGTH // size):
+        loader = make(kind, size, drop_last=True)
+        iterator = iter(loader)
+        before = samples(next(iterator) for _ in range(taken))
+        state = loader.state_dict()
+        del iterator
+        resumed = make(kind, other, drop_last=True)
+        resumed.load_state_dict(state)
+        iterator = iter(resumed)
+        sizes = [len(indices) for indices, _ in [next(iterator)]] if len(before) <= 93 else []
+        # As many batches again, of a loader that is resumed in its turn.
+        state = resumed.state_dict()
+        del iterator
+        again = make(kind, other, drop_last=True)
+        again.load_state_dict(state)
+        sizes += [len(indices) for indices, _ in again]
+        assert sizes == [other] * ((LENGTH - len(before)) // other)
