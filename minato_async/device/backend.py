@@ -36,8 +36,8 @@ class Backend(Protocol):
     def device(self) -> torch.device: ...
 
     def prefetching(self) -> AbstractContextManager[object]:
-        """Within this, what the calling thread has the device do goes into the prefetch's stream,
-        and memory on the device is that stream's."""
+        """Within this block, the calling thread's work for the device goes into the prefetch's
+        stream, and what it allocates there belongs to that stream."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`, on the device. Within `prefetching`: it may return before the copy is made,
@@ -47,9 +47,9 @@ class Backend(Protocol):
         """Where the prefetch's stream is now. Within `prefetching`."""
 
     def hand_over(self, ready: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
-        """What the calling thread has the device do from now on comes after `ready`, and the memory
-        of `tensors` is not used again before that is done, whenever they are freed. Returns where
-        its stream was before."""
+        """Makes the calling thread's stream wait for `ready`, and keeps the memory of `tensors`
+        until that stream is done with them, whenever they are freed. Returns a mark of where that
+        stream was before."""
 
 
 class Reached:

@@ -19,8 +19,7 @@ class Copies:
     #: Batches, and bytes of their tensors.
     batches: int = 0
     nbytes: int = 0
-    #: Seconds that the device copied, and that it was at work for batches that were to come:
-    #: copying them, and running `device_transform`.
+    #: Seconds that the device spent copying, and copying and `device_transform` together.
     seconds: float = 0.0
     busy: float = 0.0
     #: Batches that were not on the device yet when the consumer took them, and seconds for which
@@ -63,9 +62,9 @@ class OnDevice:
 class Prefetch:
     """Moves batches to the device of `backend`.
 
-    `put` and `rest` are for one thread. What is copied outlives its copy: it is kept until the
-    device has passed the mark behind it. That it is pinned, or lies in shared memory which a worker
-    process is to write to again, makes no difference then.
+    `put` and `rest` are for one thread. The source of a copy is kept until the device has passed
+    the mark behind the copy. So it may be pinned, or lie in shared memory that a worker process
+    will write to again.
     """
 
     def __init__(self, backend: Backend) -> None:

@@ -16,7 +16,7 @@ Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 def moved(value: Any, move: Copy, device: torch.device) -> Any:
-    """`value` with each of its tensors in the place of which `move` has put another.
+    """`value`, with each tensor replaced by `move(tensor)`.
 
     As torch's `pin_memory`, it looks into mappings, named and other tuples, and sequences, and
     keeps their types where they can be made anew. What has a method `to` of its own is asked to go

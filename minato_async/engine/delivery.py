@@ -82,16 +82,16 @@ class Delivery:
         """What the ready batches hold."""
         return [batch.content for batch in (*self._queue, *self.held) if batch.ready]
 
-    def ahead_of(self, batch: Batch, under_way: int) -> int:
-        """How many batches come to the consumer before `batch`, which is complete and not ready,
-        as far as that is certain: 0 if it is due. `under_way`: how many others are about to become
-        ready, or are."""
+    def ahead_of(self, batch: Batch, begun: int) -> int:
+        """How many batches come to the consumer before `batch`, which waits for the stage, as far
+        as that is certain: 0 if it is due. `begun`: batches in the stage, or done there, that the
+        consumer has not taken."""
         if self._by_position:
             before = itertools.takewhile(lambda other: other is not batch, self._queue)
             return sum(other.consumer == batch.consumer for other in before)
         if self.displacement.waits_for(batch.number):
             return 0
-        return under_way - len(self.held)  # those come after it
+        return begun - len(self.held)  # those come after it
 
     def pop(self, consumer: int | None = None) -> Batch | None:
         """The batch whose turn it is, or None if it is not ready; with several consumers, of

@@ -15,15 +15,15 @@ from minato_async.engine.bell import DueBells
 from minato_async.engine.feed import Block, Claim, Feed
 from minato_async.scheduling.cost_book import EpochCosts
 
-#: How many times its cost before it is due a ticket is claimed at the latest: costs are known to a
-#: factor of two or so, and slow ones come in clusters.
+#: A ticket is claimed at least so many times its cost before it is due: costs are known to a factor
+#: of two or so, and slow ones come in clusters.
 MARGIN = 2.0
 #: The same where ready samples come first: to be in time is of use at the end of the epoch alone. A
 #: consumer that takes its time waits if workers are busy with slow samples of which none is due.
 MARGIN_READY_FIRST = 1.25
 #: A sample that was said to be slow is, if it costs this part of what slow ones cost at least.
 _SLOW_INDEED = 0.5
-#: What one that is slow indeed adds to the trust in the book, where one that is not takes 1.
+#: Trust in the book that is gained by an early claim that proves slow; one that does not costs 1.
 _REWARD = 2
 
 
@@ -85,8 +85,8 @@ class EarlyClaims:
         self._keep_places()
 
     def claim(self, workers: int, idle: bool = False) -> Claim | None:
-        """A ticket that is to be claimed now, of the `workers` there are by one that is about to
-        take one in turn, or by one that is `idle` otherwise. None: there is none."""
+        """A ticket to be claimed early now, where there are so many `workers`; None: there is none.
+        `idle`: the worker that asks has nothing else to do."""
         if not self._may_claim(workers, idle):
             return None if idle or not self._unknown else self._try_out()
         _, _, block, row = self._waiting[0]

@@ -111,11 +111,10 @@ class Feed:
     than the window is admitted alone, or its batch could never be complete.
 
     Tickets are claimed in drawing order, but for those that are claimed early (`claim_early`).
-    The latter never take the places that the batch which is due needs: while batches are as drawn,
-    samples claimed early in blocks that it is not the turn of, and the largest block drawn so far,
-    fit into the window together. If a larger one is drawn later, it is admitted beside them. Where
-    batches are not `as_drawn` but made of what is ready, whatever is claimed brings the next one
-    nearer.
+    An early claim never takes a place that the batch which is due needs: where batches are as
+    drawn, the samples claimed early for later blocks and the largest block drawn so far fit into
+    the window together. A larger block that is drawn later is admitted beside them. Where batches
+    are not `as_drawn` but made of what is ready, whatever is claimed brings the next one nearer.
     """
 
     def __init__(self, window: int, due: DueBells | None = None, as_drawn: bool = True) -> None:
@@ -181,7 +180,7 @@ class Feed:
         if self._returned:
             return self.unclaimed
         for block in self._blocks:
-            if not _is_given_up(block):
+            if not _is_pointless(block):
                 return max(0, min(self.unclaimed, self._room(block)))
         return 0
 
@@ -200,13 +199,13 @@ class Feed:
             block = self._blocks[0]
             left = block.unclaimed
             batch = block.batch
-            given_up = _is_given_up(block)
-            if given_up or (batch is not None and not block.indices):
+            pointless = _is_pointless(block)
+            if pointless or (batch is not None and not block.indices):
                 self._blocks.popleft()
                 self.unclaimed -= left or 1
                 block.unclaimed = 0
                 self._reach_next()
-                if given_up:
+                if pointless:
                     self._due.drop(block)
                     continue
                 return Claim(block, 0, 0, () if batch is None else (batch,))
@@ -351,9 +350,9 @@ class Feed:
         return left
 
 
-def _is_given_up(block: Block) -> bool:
-    """Whether what is left of `block` is not to be loaded: its batch is lost, and to the failure of
-    a row that comes before all that is left, which is therefore the one to be raised."""
+def _is_pointless(block: Block) -> bool:
+    """Whether what is left of `block` need not be loaded: a row before all of it has failed, and
+    that failure is the one to be raised."""
     batch = block.batch
     return batch is not None and batch.lost and block.next_row > batch.failed_row
 

@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class Left(Protocol):
-    """What an epoch knows of itself."""
+    """What is left of an epoch: `iteration.draws.Draws` and `shards.position.ShardsReceived`."""
 
     @property
     def over(self) -> bool:
@@ -199,7 +199,7 @@ def load_dataset(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
 
 def keeps_base_seed(loader: DataLoader[Any], state: Mapping[str, Any] | None) -> bool:
     """Whether the next iterator draws no base seed, but has the one of `state`: its epoch goes on,
-    or it is an iterator that would have gone on."""
+    or workers persist, whose later epochs draw none."""
     if state is None or state["base_seed"] is None:
         return False
     return state["epoch"] is not None or loader.persistent_workers
