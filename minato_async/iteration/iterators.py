@@ -697,7 +697,7 @@ class MapIterator(EngineIterator):
         if epoch.finished and not (epoch.abandoned or self._draw_errors):
             self._draws.end()
         if self._cost_file is not None:
-            self._cost_file.save()
+            self._cost_file.save_epoch()
         return super()._let_go()
 
     def _wants_more(self, epoch: Epoch) -> bool:

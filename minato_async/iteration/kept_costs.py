@@ -38,7 +38,7 @@ def kept_costs(loader: DataLoader[Any], known: KeptCosts | None) -> KeptCosts | 
         return None
     if known is not None and known.given == given and known.book.length == length:
         if known.file is not None:
-            known.file.save()  # what an epoch has found out that was left early
+            known.file.save_epoch()  # it may have been left early
         return known
     book, file = CostBook(length), None
     if given != "auto":

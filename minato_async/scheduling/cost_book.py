@@ -55,6 +55,8 @@ class CostBook:
         #: Seconds of all samples, and how many there were, older epochs counting less.
         self._seconds = self._tickets = 0.0
         self._latest: EpochCosts | None = None
+        #: An epoch has begun, and not been saved since it ended.
+        self.unsaved = False
         # Two threads may call `iter()` on one loader.
         self._lock = threading.Lock()
 
@@ -73,6 +75,7 @@ class CostBook:
             self._take_latest()
             self._seconds, self._tickets = self._seconds / 2, self._tickets / 2
             self._latest = EpochCosts(self.costs, self.mean)
+            self.unsaved = True
             return self._latest
 
     def _take_latest(self) -> None:
@@ -202,6 +205,12 @@ class CostFile:
     def save_now_and_then(self) -> None:
         """In the middle of an epoch."""
         if monotonic() - self._saved > SAVE_EVERY:
+            self.save()
+
+    def save_epoch(self) -> None:
+        """What an epoch has found out, once: at its end, or when the next one begins."""
+        if self._book.unsaved:
+            self._book.unsaved = False
             self.save()
 
     def save(self) -> None:
