@@ -76,14 +76,19 @@ def name_batch(
     """`error`, raised while `doing` something with a batch, with a note naming its samples and,
     where they differ from the first in shape or type, which one does."""
     error = _no_stop(error, "collate_fn" if doing == "collating" else doing)
-    listed = ", ".join(shown(index) for index in indices[:_LISTED])
-    more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
-    _note(error, f"minato_async: {doing} samples with indices [{listed}{more}], worker {worker}")
+    _note(error, f"minato_async: {doing} {shown_batch(indices)}, worker {worker}")
     # Samples may be of any class: what goes wrong in describing them must not hide the error.
     with _whatever_it_raises():
         if odd := _odd_one_out(indices, samples):
             _note(error, f"minato_async: {odd}")
     return error
+
+
+def shown_batch(indices: Sequence[Any]) -> str:
+    """Names a batch by the `indices` of its samples."""
+    listed = ", ".join(shown(index) for index in indices[:_LISTED])
+    more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
+    return f"samples with indices [{listed}{more}]"
 
 
 def forget_frames(error: BaseException) -> None:

@@ -33,7 +33,7 @@ from minato_async.engine.recorder import Both, Recorder
 from minato_async.engine.sizes import nbytes
 from minato_async.engine.slots import Slots
 from minato_async.engine.stage import Stage, StageThread, StageWork
-from minato_async.errors import WorkerSetupError
+from minato_async.errors import WorkerSetupError, shown_batch
 from minato_async.lifecycle import shutdown
 from minato_async.scheduling.advice import Advice
 from minato_async.scheduling.schedulers import WorkerScheduler
@@ -436,12 +436,16 @@ class Engine:
         with self._lock:
             self._counts.waits_since = None
             entries = list(self._slots.running.items())
+            stage = None if self._loading is None else self._loading.stage
+            worked_on = None if stage is None else stage.worked_on
         # To describe what they are in, they show the user's keys.
         now = monotonic()
         running = [
             f"{entry.job.describe()} for {now - entry.since:.1f} s on {worker}"
             for worker, entry in entries
         ]
+        if stage is not None and worked_on is not None:
+            running.append(f"{stage.work.doing} {shown_batch(worked_on.indices)}")
         if starting := self._executor.starting:
             running.append(starting)
         doing = "; ".join(running) or "nothing"

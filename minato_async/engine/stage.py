@@ -98,6 +98,11 @@ class Stage:
         """Batches begun and not taken."""
         return len(self._begun)
 
+    @property
+    def worked_on(self) -> Batch | None:
+        """The batch that is being worked on."""
+        return next((batch for batch, size in self._begun.items() if size is None), None)
+
     def begun_for(self, consumer: int) -> int:
         """Batches begun for this one of several consumers, and not taken."""
         return sum(batch.consumer == consumer for batch in self._begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import traceback
@@ -240,3 +241,24 @@ def test_stats_of_what_needs_no_copy() -> None:
     assert (stats.copied_batches, stats.copied_bytes, stats.copy_waits) == (6, 0, 0)
     assert (stats.copy_hidden, stats.in_stage) == (1.0, 0)
     assert stats.copy_rate != stats.copy_rate
+
+
+def test_a_timeout_says_what_is_done_with_which_batch(executor: str) -> None:
+    begun, door = threading.Event(), threading.Event()
+
+    def transform(batch: Any) -> Any:
+        begun.set()
+        door.wait()
+        return batch
+
+    loader = made(executor, device_transform=transform, timeout=0.2, in_order=True)
+    with iterating(loader) as iterator:
+        try:
+            while not begun.is_set():
+                with contextlib.suppress(RuntimeError):
+                    next(iterator)
+            named = r"device_transform on samples with indices \[\d+, "
+            with pytest.raises(RuntimeError, match=named):
+                next(iterator)
+        finally:
+            door.set()
