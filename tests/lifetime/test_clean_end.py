@@ -494,7 +494,7 @@ def test_an_interrupt_in_the_middle_of_things_is_told_to_all_who_wait(
             next(iterator)
         errors.append(caught.value)
 
-    def interrupted() -> None:
+    def interrupted(consumer: int | None) -> None:
         raise KeyboardInterrupt
 
     waiting = in_thread(wait)
