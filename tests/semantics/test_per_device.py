@@ -146,7 +146,7 @@ def test_what_is_on_a_device_that_takes_nothing_is_bounded() -> None:
     taken = Counter(i for batch in lists(busy) for i in batch)
     kept = Counter(i for batch in lists(idle) for i in batch)
     assert taken + kept == Counter(range(400))
-    assert sum(kept.values()) == 3 * 4
+    assert sum(kept.values()) <= 3 * 4
 
 
 def test_the_window_bounds_all_devices_together() -> None:
