@@ -19,7 +19,6 @@ class Batch:
         "failed_row",
         "failure",
         "held",
-        "holes",
         "indices",
         "lost",
         "missing",
@@ -30,6 +29,7 @@ class Batch:
         "rows",
         "samples",
         "size",
+        "skipped_rows",
         "unit",
         "void",
     )
@@ -48,7 +48,7 @@ class Batch:
         #: Rows whose samples keep a place in the window until the batch is delivered.
         self.held = 0
         #: Rows whose samples were skipped.
-        self.holes: list[int] = []
+        self.skipped_rows: list[int] = []
         #: All of them were: there is nothing to give to the consumer.
         self.void = False
         #: Where large samples are written in place; made by the first one that pays.
@@ -80,20 +80,20 @@ class Batch:
 
     def skip(self, row: int) -> None:
         """The place `row` stays empty."""
-        self.holes.append(row)
+        self.skipped_rows.append(row)
         self.missing -= 1
 
-    def close_holes(self) -> None:
+    def drop_skipped_rows(self) -> None:
         """Before collating: the samples that were not skipped move together. The batch is void
         if there are none."""
-        self.void = len(self.holes) == self.size
+        self.void = len(self.skipped_rows) == self.size
         self.indices = list(self.indices)
-        for row in sorted(self.holes, reverse=True):
+        for row in sorted(self.skipped_rows, reverse=True):
             del self.indices[row]
             if self.samples:
                 del self.samples[row]
         self.size = len(self.indices)
-        self.holes.clear()
+        self.skipped_rows.clear()
 
     def take_content(self) -> Any:
         """The content, which the batch does not keep: it is the consumer's to free."""

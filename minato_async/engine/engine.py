@@ -178,7 +178,7 @@ class Engine:
     def _tick(self) -> None:
         """On the loop, a few times a second while there is work."""
         try:
-            self._executor.tidy()
+            self._executor.give_back_memory()
             with self._lock:
                 loading = self._loading
                 if loading is None or loading.finished or self._closed:

@@ -183,7 +183,7 @@ class Executor(Protocol):
         """Start workers, or let surplus ones end after their current job. On the event loop. None
         is started whose number would be `numbers` or more."""
 
-    def tidy(self) -> None:
+    def give_back_memory(self) -> None:
         """Called now and then, on the event loop: give back memory that nobody uses."""
 
     def give_up(self, worker: Worker) -> None:
@@ -216,7 +216,7 @@ class NoWorkers:
     def resize(self, size: int, numbers: int | None = None) -> None:
         """No worker starts any more."""
 
-    def tidy(self) -> None:
+    def give_back_memory(self) -> None:
         """It uses none."""
 
     def give_up(self, worker: Worker) -> None:

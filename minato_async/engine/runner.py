@@ -218,8 +218,8 @@ class Runner:
         self._streams.begin(lambda _: recipe.seed(tuple(batch.indices), 0, 0), draws)
         self._streams.ticket = batch
         current.job = None
-        if batch.holes:
-            batch.close_holes()
+        if batch.skipped_rows:
+            batch.drop_skipped_rows()
         try:
             collate = bound.collate if batch.rows is None else batch.rows.collate
             if not batch.void:

@@ -422,7 +422,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     def collate(self, batch: Batch, fails: bool) -> None:
         self.to_collate.remove(batch)
-        batch.close_holes()
+        batch.drop_skipped_rows()
         samples = None if batch.void else list(batch.samples)
         assert batch.void or samples == batch.indices, "a batch that is collated is full"
         batch.samples = [None] * batch.size

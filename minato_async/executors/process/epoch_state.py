@@ -118,9 +118,9 @@ class RemoteMapEpoch(MapEpoch):
     def leave_to_collate(self, completed: Sequence[Batch]) -> None:
         waiting = []
         for batch in completed:
-            if batch.holes:
+            if batch.skipped_rows:
                 self._due.drop(batch.indices)
-                batch.close_holes()
+                batch.drop_skipped_rows()
             if batch.void:
                 self.collated(batch, None, None)
             else:

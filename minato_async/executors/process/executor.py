@@ -228,7 +228,7 @@ class ProcessExecutor:
         # It gets its first request when it is there. What is given to one that is still on its way,
         # another could have done already.
 
-    def tidy(self) -> None:
+    def give_back_memory(self) -> None:
         # Those at work are told with their next request.
         for worker in self._workers.values():
             if worker.job is None and not worker.dismissed:

@@ -33,7 +33,13 @@ from minato_async.executors.process.transport.failures import unpacked
 from minato_async.executors.process.transport.packing import Packed
 from minato_async.executors.process.transport.pickled_plan import PickledPlan
 from minato_async.executors.process.transport.shared_memory import SharedMemory
-from minato_async.executors.process.worker_main import Desk, Plan, Runner, prepare, run_worker
+from minato_async.executors.process.worker_main import (
+    Plan,
+    Runner,
+    WorkerContext,
+    prepare,
+    run_worker,
+)
 from minato_async.executors.process.worker_samples import EpochPayload
 from minato_async.options import Options, start_method
 from minato_async.sample.autocast import Autocast
@@ -54,7 +60,7 @@ class RemoteLoading:
     def __init__(
         self,
         loader: DataLoader[Any],
-        make_runner: Callable[[Desk], Runner],
+        make_runner: Callable[[WorkerContext], Runner],
         base_seed: int,
         options: Options,
     ) -> None:
@@ -76,7 +82,7 @@ class RemoteLoading:
             self._memory.close_file()
         self._numbers = itertools.count(1)
         #: The worker that has opened each shard.
-        self._homes: dict[int, Worker] = {}
+        self._opened_by: dict[int, Worker] = {}
         self._changes = Changes(loader.dataset)
 
     def new_executor(
@@ -99,7 +105,7 @@ class RemoteLoading:
         self, loader: DataLoader[Any], plan: ShardEpochPlan, pipe_seed: int | None
     ) -> Callable[[Sync], Loading]:
         context = self._next_epoch(loader, plan.recipe.seeds, pipe_seed)
-        return partial(RemoteShardedEpoch, plan, self._homes, context)
+        return partial(RemoteShardedEpoch, plan, self._opened_by, context)
 
     def _next_epoch(
         self, loader: DataLoader[Any], seeds: Any, pipe_seed: int | None = None

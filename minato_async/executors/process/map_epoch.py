@@ -38,7 +38,7 @@ class ProcessMapEpoch(RemoteMapEpoch):
             whole = self._may_reserve(block) and self._builder.reserve(block)
             return RemoteClaimJob(claim, whole, None, self)
         batch = block.batch
-        if batch is not None and batch.missing == rows and not (batch.lost or batch.holes):
+        if batch is not None and batch.missing == rows and not (batch.lost or batch.skipped_rows):
             # All others are there: whoever runs these makes the batch.
             given = CollateBatch(batch.indices, batch.samples)
             return RemoteClaimJob(claim, True, given, self)

@@ -60,13 +60,13 @@ class RemoteShardedEpoch(ShardedEpoch):
     engine's lock."""
 
     def __init__(
-        self, plan: ShardEpochPlan, homes: dict[int, Worker], context: Context, sync: Sync
+        self, plan: ShardEpochPlan, opened_by: dict[int, Worker], context: Context, sync: Sync
     ) -> None:
         super().__init__(plan, sync)
         self.context = context
         self._step = plan.recipe.step
         #: By the shard's number, the worker that has it. Outlives the epoch.
-        self._homes = homes
+        self._opened_by = opened_by
         self._asking: Worker | None = None
         #: What was read, for whoever is free to finish.
         self.unfinished: deque[RemoteFinishJob] = deque()
@@ -84,7 +84,7 @@ class RemoteShardedEpoch(ShardedEpoch):
             source = self.claim()
             self._asking = None
             if source is not None:
-                self._homes[source.shard.number] = worker
+                self._opened_by[source.shard.number] = worker
                 return RemoteReadJob(source, self)
         return self.unfinished.popleft() if self.unfinished else None
 
@@ -96,8 +96,8 @@ class RemoteShardedEpoch(ShardedEpoch):
         readable, worker = super()._readable(), self._asking
         if worker is None:
             return readable
-        mine = {number for number, home in self._homes.items() if home is worker}
-        others = self._homes.keys() - mine
+        mine = {number for number, opener in self._opened_by.items() if opener is worker}
+        others = self._opened_by.keys() - mine
         # Those that nobody has are shared out evenly, also while some workers are still starting.
         most = -(-len(self._passes) // max(1, self.sync.slots.wanted))
         return [
@@ -114,8 +114,8 @@ class RemoteShardedEpoch(ShardedEpoch):
 
     def worker_ended(self, worker: Worker, how: str) -> None:
         """Its iterators are lost with it; in another epoch its shards are opened anew."""
-        for number in [number for number, home in self._homes.items() if home is worker]:
-            del self._homes[number]
+        for number in [number for number, opener in self._opened_by.items() if opener is worker]:
+            del self._opened_by[number]
             source = self._passes[number]
             # What it has not begun in this epoch, others can begin.
             if source.begun and not source.ended:

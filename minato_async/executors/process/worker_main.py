@@ -62,7 +62,7 @@ class Plan:
     """What a worker process is made of. It has a copy of it by having been forked, or unpickles it
     where the fork server was started afresh."""
 
-    make_runner: Callable[[Desk], Runner]
+    make_runner: Callable[[WorkerContext], Runner]
     memory: SharedMemory
     base_seed: int
     #: Each sample has random state of its own.
@@ -71,7 +71,7 @@ class Plan:
     recorded: bool = False
 
 
-class Desk:
+class WorkerContext:
     """What a worker process works with, whatever it runs. Is the `Worker` that recipes are bound
     to, and the job that checkpoints ask."""
 
@@ -124,18 +124,18 @@ def run_worker(plan: Plan, serial: int, number: int, end: socket.socket) -> None
         return
     if not plan.isolated:
         _seed_generators(plan.base_seed + number)
-    desk = Desk(plan.memory, number, pickle.loads(first), channel, plan.recorded)
-    _collate_into(desk.own)
-    with worker_thread(desk, plan.isolated, own_process=True):
-        runner = plan.make_runner(desk)
+    worker_context = WorkerContext(plan.memory, number, pickle.loads(first), channel, plan.recorded)
+    _collate_into(worker_context.own)
+    with worker_thread(worker_context, plan.isolated, own_process=True):
+        runner = plan.make_runner(worker_context)
         channel.send(READY)
         while True:
             if not channel.wait(_IDLE):
-                desk.own.trim()
+                worker_context.own.trim()
             message = channel.receive()
             if message is None:
                 return
-            channel.send(_obey(message, desk, runner))
+            channel.send(_obey(message, worker_context, runner))
 
 
 def prepare(pickled_plan: PickledPlan, isolated: bool) -> WorkerMain:
@@ -175,13 +175,13 @@ def _unpack_and_run(
     run_worker(plan, serial, number, end)
 
 
-def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
+def _obey(message: bytes, worker_context: WorkerContext, runner: Runner) -> bytes:
     """Do what the parent says; returns what is to be answered."""
     number, context, payload, freed, content = pickle.loads(message)
-    desk.context, desk.request = context, number
-    desk.own.release_all(freed)
-    desk.status.begin_request(number)
-    current.job = desk
+    worker_context.context, worker_context.request = context, number
+    worker_context.own.release_all(freed)
+    worker_context.status.begin_request(number)
+    current.job = worker_context
     events: Sequence[Any] = ()
     try:
         if payload:
@@ -201,7 +201,7 @@ def _obey(message: bytes, desk: Desk, runner: Runner) -> bytes:
         return pickle.dumps((number, BROKEN, pack_error(error)))
     finally:
         current.job = None
-        desk.status.leave()
+        worker_context.status.leave()
 
 
 def _seed_generators(seed: int) -> None:

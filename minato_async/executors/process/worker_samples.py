@@ -31,7 +31,7 @@ from minato_async.executors.process.messages import (
     Slow,
 )
 from minato_async.executors.process.transport.failures import pack_error
-from minato_async.executors.process.worker_main import Desk
+from minato_async.executors.process.worker_main import WorkerContext
 from minato_async.sample.autocast import Autocast
 from minato_async.sample.map_recipe import Bound, MapRecipe
 from minato_async.scheduling.cost_book import LEAST
@@ -57,12 +57,12 @@ class EpochPayload:
 
 
 class SampleRunner:
-    """Carries out requests for samples and batches, at the desk of one worker."""
+    """Carries out requests for samples and batches, in the context of one worker."""
 
-    def __init__(self, recipe: MapRecipe, desk: Desk) -> None:
+    def __init__(self, recipe: MapRecipe, worker_context: WorkerContext) -> None:
         # Packing a batch may fail as collating may.
-        self._recipe = recipe.finished_by(desk.pack)
-        self._desk = desk
+        self._recipe = recipe.finished_by(worker_context.pack)
+        self._worker_context = worker_context
         self._run: dict[type, Callable[[Any, Any], Sequence[Any]]] = {
             RunClaim: self._run_claim,
             ResumeSample: self._resume,
@@ -76,23 +76,23 @@ class SampleRunner:
         apply(self._recipe.dataset, payload.changes)
 
     def run(self, request: Any) -> Sequence[Any]:
-        bound = self._recipe.bind(self._desk)
+        bound = self._recipe.bind(self._worker_context)
         events: Sequence[Any] = bound.context.run(self._run[type(request)], request, bound)
         return events
 
     def _run_claim(self, request: RunClaim, bound: Bound) -> Sequence[Any]:
-        notes = ClaimNotes(request, bound, self._desk)
+        notes = ClaimNotes(request, bound, self._worker_context)
         current.job = notes
-        Runner(bound, self._desk.name, notes).run_tickets(notes)
+        Runner(bound, self._worker_context.name, notes).run_tickets(notes)
         return notes.told()
 
     def _resume(self, request: ResumeSample, bound: Bound) -> Sequence[Any]:
         block = Block(request.position, (request.index,), 1, (request.repeat,))
-        notes = Notes(block, request.row, bound, self._desk)
-        runner = Runner(bound, self._desk.name, notes)
-        self._desk.status.begin_row(request.row)
+        notes = Notes(block, request.row, bound, self._worker_context)
+        runner = Runner(bound, self._worker_context.name, notes)
+        self._worker_context.status.begin_row(request.row)
         try:
-            value = request.value.copy(self._desk.memory)
+            value = request.value.copy(self._worker_context.memory)
         except BaseException as error:
             runner.handle(block, 0, error, request.step)
         else:
@@ -102,15 +102,15 @@ class SampleRunner:
         return notes.told()
 
     def _collate(self, request: CollateBatch, bound: Bound) -> Sequence[Any]:
-        notes = Notes(Block(0, (), 1), 0, bound, self._desk)
+        notes = Notes(Block(0, (), 1), 0, bound, self._worker_context)
         if (batch := notes.unpacked(request)) is not None:
-            Runner(bound, self._desk.name, notes).collate([batch])
+            Runner(bound, self._worker_context.name, notes).collate([batch])
         return notes.told()
 
     def _handle(self, request: HandleFailure, bound: Bound) -> Sequence[Any]:
         block = Block(0, (request.index,), 1)
-        notes = Notes(block, request.row, bound, self._desk)
-        Runner(bound, self._desk.name, notes).handle(block, 0, request.error.unpack())
+        notes = Notes(block, request.row, bound, self._worker_context)
+        Runner(bound, self._worker_context.name, notes).handle(block, 0, request.error.unpack())
         return notes.told()
 
 
@@ -120,12 +120,14 @@ class Notes:
 
     expired = False
 
-    def __init__(self, block: Block, start: int, bound: Bound, desk: Desk) -> None:
+    def __init__(
+        self, block: Block, start: int, bound: Bound, worker_context: WorkerContext
+    ) -> None:
         self.block = block
         self._start = start
         self._bound = bound
-        self._desk = desk
-        self._status = desk.status
+        self._worker_context = worker_context
+        self._status = worker_context.status
         self._events: list[Any] = []
         #: `perf_counter()` since when what runs is timed.
         self._began = 0.0
@@ -141,10 +143,10 @@ class Notes:
 
     @property
     def abandoned(self) -> bool:
-        return self._desk.abandoned
+        return self._worker_context.abandoned
 
     def checkpoint(self) -> None:
-        self._desk.checkpoint()
+        self._worker_context.checkpoint()
 
     def enter(self, sample: Sample) -> bool:
         self._step = sample.row, sample.step
@@ -166,7 +168,7 @@ class Notes:
         return perf_counter() - self._began
 
     def _ran(self, row: int, rows: int, step: int, spent: float) -> None:
-        if self._desk.recorded:
+        if self._worker_context.recorded:
             began = self._began
             self._events.append(Ran(self._start + row, rows, step, began, began + spent))
 
@@ -180,9 +182,9 @@ class Notes:
 
     def replaced(self, block: Block, row: int, value: Any) -> Sequence[Batch]:
         try:
-            packed = self._desk.pack(value)
+            packed = self._worker_context.pack(value)
         except BaseException as error:
-            named = name_sample(error, block.indices[row], "on_error", self._desk.name)
+            named = name_sample(error, block.indices[row], "on_error", self._worker_context.name)
             return self.failed(block, row, named)
         self._events.append(Finished(self._start + row, [packed], (), 0))
         return ()
@@ -214,7 +216,7 @@ class Notes:
 
     def _packed(self, row: int, sample: Any, budget: float) -> Any:
         try:
-            return self._desk.pack(sample, budget)
+            return self._worker_context.pack(sample, budget)
         except BaseException:  # it will be made again
             block = self.block
             repeat = block.repeats[row] if block.repeats else 0
@@ -235,7 +237,7 @@ class Notes:
         samples = []
         # A collate function of the user's may keep samples, for the next batch, say.
         borrows = self._bound.recipe.collates_by_default
-        memory = self._desk.memory
+        memory = self._worker_context.memory
         for index, sample in zip(batch.indices, batch.samples, strict=True):
             if isinstance(sample, Rerun):
                 samples.append(self._rerun(sample))
@@ -246,7 +248,9 @@ class Notes:
                     samples.append(sample.peek(memory) if borrows else sample.copy(memory))
                 except BaseException as error:
                     step = "unpickling what another worker has made"
-                    if (named := name_sample(error, index, step, self._desk.name)) is error:
+                    if (
+                        named := name_sample(error, index, step, self._worker_context.name)
+                    ) is error:
                         raise
                     raise named from error
         return samples
@@ -260,7 +264,9 @@ class Notes:
             try:
                 value = step(value)
             except BaseException as error:
-                named = name_sample(error, index, recipe.step_name(number), self._desk.name)
+                named = name_sample(
+                    error, index, recipe.step_name(number), self._worker_context.name
+                )
                 if callable(recipe.on_error):
                     return recipe.on_error(index, named)
                 raise named from named.__cause__
@@ -271,9 +277,9 @@ class ClaimNotes(Notes):
     """What happens to the tickets of one claim. As long as its worker may make all of a batch,
     finished samples are kept for that; else they are told of from time to time."""
 
-    def __init__(self, request: RunClaim, bound: Bound, desk: Desk) -> None:
+    def __init__(self, request: RunClaim, bound: Bound, worker_context: WorkerContext) -> None:
         block = Block(0, request.indices, 1, request.repeats, request.positions)
-        super().__init__(block, request.start, bound, desk)
+        super().__init__(block, request.start, bound, worker_context)
         self._request = request
         self._whole = request.whole
         #: Finished samples of the run.
@@ -300,7 +306,7 @@ class ClaimNotes(Notes):
 
     def _tell(self) -> None:
         """Samples are finished, and others will take their time."""
-        self._desk.tell(self.told())
+        self._worker_context.tell(self.told())
         self._told = perf_counter()
 
     def _flush(self) -> None:
@@ -417,7 +423,7 @@ class ClaimNotes(Notes):
         if not request.diverts or sample.cost <= request.threshold or row == self._slow:
             return False
         try:
-            packed = self._desk.pack(sample.value)
+            packed = self._worker_context.pack(sample.value)
         except BaseException:  # what cannot be pickled stays here
             return False
         self._flush()

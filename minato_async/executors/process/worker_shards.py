@@ -13,7 +13,7 @@ from minato_async.executors.process.dataset_changes import apply
 from minato_async.executors.process.messages import Collated
 from minato_async.executors.process.sharded_epoch import FinishBatch, ReadShard, ShardRead
 from minato_async.executors.process.transport.failures import pack_error
-from minato_async.executors.process.worker_main import Desk
+from minato_async.executors.process.worker_main import WorkerContext
 from minato_async.executors.process.worker_samples import EpochPayload
 from minato_async.executors.process.worker_shared_iterator import FinishJob, ReadRawJob
 from minato_async.replicas.composed_transforms import add_checkpoints
@@ -42,11 +42,11 @@ class ShardPlan:
 
 
 class ShardRunner:
-    """Runs requests for shards, at the desk of one worker."""
+    """Runs requests for shards, in the context of one worker."""
 
-    def __init__(self, plan: ShardPlan, desk: Desk) -> None:
+    def __init__(self, plan: ShardPlan, worker_context: WorkerContext) -> None:
         self._plan = plan
-        self._desk = desk
+        self._worker_context = worker_context
         self._recipe = self._packing(plan.recipe)
         #: None: the shard has the dataset of this process, or data pipes.
         self._shards: dict[int, tuple[Shard, Replica | None]] = {}
@@ -55,7 +55,7 @@ class ShardRunner:
 
     def _packing(self, recipe: ShardRecipe) -> ShardRecipe:
         """`recipe` with batches that are ready to travel: that may fail as collating may."""
-        collate, pack = recipe.collate, self._desk.pack
+        collate, pack = recipe.collate, self._worker_context.pack
         return replace(recipe, collate=lambda samples: pack(collate(samples)))
 
     def begin_epoch(self, data: bytes) -> None:
@@ -75,18 +75,20 @@ class ShardRunner:
         )
 
     def run(self, request: ReadShard | FinishBatch) -> Sequence[Any]:
-        reading = _Reading(self._desk)
+        reading = _Reading(self._worker_context)
         # Its own lock and bells: nobody else is here.
         if isinstance(request, FinishBatch):
             given = ShardPass(self._shard(request.number), self._recipe)
-            FinishJob(request, given, reading, self._recipe, reading, self._desk).run(self._desk)
+            FinishJob(request, given, reading, self._recipe, reading, self._worker_context).run(
+                self._worker_context
+            )
             return [Collated(event.content, event.failure) for event in reading.events]
         source = self._pass(request.number, request.start)
         if not self._plan.shares:
-            ReadJob(source, reading, self._recipe, reading).run(self._desk)
+            ReadJob(source, reading, self._recipe, reading).run(self._worker_context)
             return reading.events
-        job = ReadRawJob(source, reading, self._recipe, reading, self._desk)
-        job.run(self._desk)
+        job = ReadRawJob(source, reading, self._recipe, reading, self._worker_context)
+        job.run(self._worker_context)
         return [event._replace(packed=job.packed, states=job.states) for event in reading.events]
 
     def _pass(self, number: int, start: Start | None) -> ShardPass:
@@ -122,15 +124,15 @@ class ShardRunner:
 class _Reading:
     """Stands for the epoch and its lock while one batch is read, and notes what comes of it."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, worker_context: WorkerContext) -> None:
+        self._worker_context = worker_context
         self.lock = threading.RLock()
         self.due = DueBells()
         self.events: list[ShardRead] = []
 
     @property
     def abandoned(self) -> bool:
-        return self._desk.abandoned
+        return self._worker_context.abandoned
 
     def read(self, source: ShardPass, batch: ShardBatch | None, ended: bool) -> None:
         failure = None if batch is None or batch.failure is None else pack_error(batch.failure)

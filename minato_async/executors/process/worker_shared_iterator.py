@@ -15,7 +15,7 @@ from minato_async.engine.recipe import Streams
 from minato_async.errors import name_read
 from minato_async.executors.process.sharded_epoch import FinishBatch
 from minato_async.executors.process.transport.packing import Packed
-from minato_async.executors.process.worker_main import Desk
+from minato_async.executors.process.worker_main import WorkerContext
 from minato_async.shards.epoch import ShardBatch, ShardPass, ShardRecipe
 from minato_async.shards.jobs import Guard, ReadingEpoch, ReadJob, initialise
 from minato_async.shards.reader import Reader
@@ -36,16 +36,18 @@ class StepsReader(Reader):
     """Applies the steps to raw samples that were read before, from ordinal `first` on. What is not
     raw is finished."""
 
-    def __init__(self, samples: Iterable[Any], first: int, recipe: ShardRecipe, desk: Desk) -> None:
+    def __init__(
+        self, samples: Iterable[Any], first: int, recipe: ShardRecipe, worker_context: WorkerContext
+    ) -> None:
         super().__init__(iter(samples), recipe.batch_size, False, recipe.transforms)
         self.ordinal, self._named = first - 1, first
-        self._desk = desk
+        self._worker_context = worker_context
 
     def _take(self, sample: Any, streams: Streams) -> Any:
         if not isinstance(sample, RawSample):
             return sample
         streams.attach(sample.stream)
-        value = sample.packed.copy(self._desk.memory)
+        value = sample.packed.copy(self._worker_context.memory)
         with torch.inference_mode(sample.inference):
             torch.set_grad_enabled(sample.grad)
             return super()._take(value, streams)
@@ -55,10 +57,12 @@ class RawReader(Reader):
     """Reads samples that the steps are yet to be applied to. From the first that cannot be pickled
     on, it applies them itself."""
 
-    def __init__(self, iterator: Iterator[Any], recipe: ShardRecipe, desk: Desk) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], recipe: ShardRecipe, worker_context: WorkerContext
+    ) -> None:
         super().__init__(iterator, recipe.batch_size, recipe.drop_last, recipe.transforms)
         self._recipe = recipe
-        self._desk = desk
+        self._worker_context = worker_context
         self._travel = True
         self._taken: list[Any] = []
 
@@ -80,7 +84,7 @@ class RawReader(Reader):
         if self._travel and self._recipe.transforms:
             stream = streams.detach()
             try:
-                packed = self._desk.pack(sample)
+                packed = self._worker_context.pack(sample)
             except BaseException:
                 self._travel = False
                 streams.attach(stream)
@@ -93,31 +97,36 @@ class RawReader(Reader):
 
     def _finish_lost(self, first: int, streams: Streams) -> None:
         """The samples taken will not be delivered. If one of them fails, that came first."""
-        steps = StepsReader(self._taken, first, self._recipe, self._desk)
+        steps = StepsReader(self._taken, first, self._recipe, self._worker_context)
         try:
             steps.read(streams)
         except BaseException:
             self._named, self.step = steps._named, steps.step
             raise
         finally:
-            release(self._taken, self._desk)
+            release(self._taken, self._worker_context)
 
 
 class ReadRawJob(ReadJob):
     """As `ReadJob`, but for what can be done elsewhere."""
 
     def __init__(
-        self, source: ShardPass, epoch: ReadingEpoch, recipe: ShardRecipe, sync: Guard, desk: Desk
+        self,
+        source: ShardPass,
+        epoch: ReadingEpoch,
+        recipe: ShardRecipe,
+        sync: Guard,
+        worker_context: WorkerContext,
     ) -> None:
         super().__init__(source, epoch, recipe, sync)
-        self._desk = desk
+        self._worker_context = worker_context
         #: Of the batch that was read, if others are to finish it: what was packed, and for each
         #: sample what goes with it.
         self.packed: list[Packed] = []
         self.states: list[Any] = []
 
     def _reader(self, iterator: Iterator[Any]) -> Reader:
-        return RawReader(iterator, self._recipe, self._desk)
+        return RawReader(iterator, self._recipe, self._worker_context)
 
     def _collate(
         self, batch: ShardBatch, streams: Streams, worker: str
@@ -125,7 +134,7 @@ class ReadRawJob(ReadJob):
         samples = batch.samples
         if not self._recipe.transforms:
             try:
-                self.packed = [self._desk.pack(samples)]
+                self.packed = [self._worker_context.pack(samples)]
             except BaseException:
                 return super()._collate(batch, streams, worker)
             return None, None
@@ -135,7 +144,7 @@ class ReadRawJob(ReadJob):
             return None, None
         shard = batch.source.shard.number
         streams.begin(lambda ordinal: self._recipe.seed(shard, ordinal))
-        steps = StepsReader(samples, batch.indices[0], self._recipe, self._desk)
+        steps = StepsReader(samples, batch.indices[0], self._recipe, self._worker_context)
         try:
             batch.samples = steps.read(streams)
         except BaseException as error:
@@ -144,7 +153,7 @@ class ReadRawJob(ReadJob):
         else:
             return super()._collate(batch, streams, worker)
         finally:
-            release(samples, self._desk)
+            release(samples, self._worker_context)
 
 
 class FinishJob(ReadJob):
@@ -157,15 +166,15 @@ class FinishJob(ReadJob):
         epoch: ReadingEpoch,
         recipe: ShardRecipe,
         sync: Guard,
-        desk: Desk,
+        worker_context: WorkerContext,
     ) -> None:
         super().__init__(source, epoch, recipe, sync)
         self._request = request
-        self._desk = desk
+        self._worker_context = worker_context
 
     def _open(self, streams: Streams) -> Reader:
         initialise(self._source.shard, self._recipe, streams)
-        return StepsReader(self._given(), self._request.first, self._recipe, self._desk)
+        return StepsReader(self._given(), self._request.first, self._recipe, self._worker_context)
 
     def _given(self) -> Iterator[Any]:
         request = self._request
@@ -176,12 +185,12 @@ class FinishJob(ReadJob):
 
     def _unpacked(self, samples: Packed) -> Iterator[Any]:
         # When they are asked for: it may raise.
-        yield from samples.copy(self._desk.memory)
+        yield from samples.copy(self._worker_context.memory)
 
 
-def release(samples: Sequence[Any], desk: Desk) -> None:
+def release(samples: Sequence[Any], worker_context: WorkerContext) -> None:
     """The parent is not told of these."""
     for sample in samples:
         if isinstance(sample, RawSample):
             for block in sample.packed.blocks:
-                desk.own.release(block)
+                worker_context.own.release(block)

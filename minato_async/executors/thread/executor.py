@@ -116,7 +116,7 @@ class ThreadExecutor:
                 worker.shares = other.shares = True
         return worker
 
-    def tidy(self) -> None:
+    def give_back_memory(self) -> None:
         """Nothing to do: threads have no memory of their own."""
 
     def give_up(self, worker: Worker) -> None:
