@@ -308,7 +308,9 @@ def test_classes_that_were_derived_before_are_told_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with minato_async.patch() as again:
-            assert again.out_of_reach == patch.out_of_reach
+            # A class of another test may have been freed meanwhile.
+            assert set(again.out_of_reach) <= set(patch.out_of_reach)
+            assert any("EarlyBird" in name for name in again.out_of_reach)
             assert not isinstance(EarlyBird(cast(Any, range(4))), MinatoLoader)
 
 
