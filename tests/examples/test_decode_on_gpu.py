@@ -32,6 +32,7 @@ def test_it_gives_the_same_again_whatever_the_workers(files: list[str]) -> None:
     assert torch.allclose(first, expected, atol=0.02)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_it_runs_on_a_gpu(files: list[str]) -> None:
     assert decode_on_gpu.main([*files, "--size", "16"]).device.type == "cuda"
