@@ -202,12 +202,14 @@ class Epoch:
         completed, self._left_over = self._left_over, []
         return Claim(Block(0, (), 1), 0, 0, completed)
 
-    def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> None:
-        """`tickets` tickets, from `row` on, took `costs` seconds together, step by step."""
+    def observe(self, block: Block, row: int, costs: Sequence[float], tickets: int = 1) -> float:
+        """`tickets` tickets, from `row` on, took `costs` seconds together, step by step. Returns
+        their sum."""
         seconds = costs[0] if len(costs) == 1 else sum(costs)
         if not (block.claimed_early and block.claimed_early[row]):
             # What is claimed early says nothing of the tickets that are claimed in turn.
             self._claim_size.observe(tickets, seconds)
+        return seconds
 
     def settle(self, block: Block, row: int, samples: list[Any]) -> list[Batch]:
         """The tickets from `row` on became `samples`; returns the batches that these complete."""

@@ -276,11 +276,10 @@ class MapEpoch(Epoch, ABC):
         costs: Sequence[float],
         tickets: int = 1,
         long: Sequence[tuple[int, float]] = (),
-    ) -> None:
+    ) -> float:
         """As `Epoch.observe`; `long` tells which of several rows took long, and how long, as far
         as that is known."""
-        super().observe(block, row, costs, tickets)
-        seconds = costs[0] if len(costs) == 1 else sum(costs)
+        seconds = super().observe(block, row, costs, tickets)
         book = self._cost_book
         if tickets == 1:
             if book is not None:
@@ -298,9 +297,10 @@ class MapEpoch(Epoch, ABC):
                     book.count(_CHEAP_STRIDE * tickets, _CHEAP_STRIDE * seconds)
             if not looks:
                 self.threshold.observed += tickets
-                return
+                return seconds
         self.costs.observe(costs, tickets)
         self.threshold.observe(seconds / max(1, tickets), tickets)
+        return seconds
 
     def failed_in(self, block: Block, row: int, error: Any) -> list[Batch]:
         """As `fail`, or as `skip` where the user wants that; then it is remembered which sample it
